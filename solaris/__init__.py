@@ -1,0 +1,1 @@
+"""The front door: command line, configuration, broker, demo and importers."""

@@ -1,0 +1,5 @@
+"""`python -m solaris` is `solaris`."""
+
+from solaris.cli import main
+
+main()
