@@ -1,0 +1,63 @@
+"""What becomes of a record that breaks a rule: the reasons, and the letter that keeps its bytes.
+
+In: the record as it was read, and why it was refused. Out: one JSON letter, keyed by where the record lies.
+"""
+
+from __future__ import annotations
+
+import base64
+
+import msgspec
+
+from schemas.errors import BadRecord
+
+REASONS: dict[str, str] = {
+    "empty": "the value is null or has no bytes",
+    "json": "not JSON, or not UTF-8",
+    "shape": "JSON of another shape or type than the topic's schema",
+    "id_empty": "an id of no bytes",
+    "id_long": "an id of more than 256 bytes",
+    "id_surrogate": "an id with a lone surrogate",
+    "key": "the record's key is not its user id",
+    "ts_type": "ts is not an integer",
+    "ts_not_positive": "ts is zero or less",
+    "ts_seconds": "ts looks like seconds; send milliseconds",
+    "ts_micros": "ts looks like micro- or nanoseconds; send milliseconds",
+    "ts_future": "ts is more than 5 minutes ahead of the record's append time",
+    "event_type": "event_type is empty, too long or reserved",
+    "candidates": "more than 1,000 candidates",
+    "request_id": "request_id is empty or too long",
+    "content": "an item's content holds a number that is not finite, or too many numbers",
+    "magic": "an inner record of another kind",
+    "version": "an inner record of a version that this release can't read",
+    "length": "an inner record whose length is not what its header says",
+    "vector": "an embedding that is not finite or all zero",
+    "handler": "processing this record failed again and again",
+}
+"""Reason codes, and what each means. Counters and `solaris dlq` filters are keyed by them."""
+
+
+class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One refused record with its bytes (base64), so that it can be mended and sent again."""
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+    sentence: str
+    append_ts: int
+    key: str | None = None
+    value: str | None = None
+    version: int = 1
+
+
+def dead_letter(
+    topic: str, partition: int, offset: int, append_ms: int, key: bytes | None, value: bytes | None, error: BadRecord
+) -> tuple[bytes, bytes]:
+    """Key and JSON value of the letter for one record."""
+    letter = DeadLetter(topic, partition, offset, error.reason, error.sentence, append_ms, _b64(key), _b64(value))
+    return f"{topic}/{partition}/{offset}".encode(), msgspec.json.encode(letter)
+
+
+def _b64(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
