@@ -44,8 +44,8 @@ class Features:
     """r requests, n pairs; pair i belongs to request `request[i]`, the pairs of a request are contiguous.
 
     `request` int32 [n], `item_bucket` int32 [n], `category` int32 [n], `content` float32 [n, c], `dense` float32 [n, len(DENSE)],
-    `user_bucket` int32 [r], `history_bucket` and `history_category` int32 [r, SHORT_HISTORY] (-1 = empty), `history_type` uint8 likewise,
-    `history_age` float32 likewise (log1p hours).
+    `user_bucket` int32 [r], `history_bucket` and `history_category` int32 [r, SHORT_HISTORY] (-1 = empty),
+    `history_type` uint8 likewise, `history_age` float32 likewise (log1p hours).
     """
 
     request: I32
