@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+os.environ.setdefault("TYPER_USE_RICH", "0")  # plain help: importing what draws the boxes takes 0.2 s
+
 import typer
 from typer.core import TyperCommand, TyperGroup
 
@@ -32,10 +34,9 @@ Settings come from solaris.toml (or --config), then the environment (SOLARIS_KAF
 
 Examples:
 
-    solaris broker start --detach          a real Kafka on this machine
-
-    solaris topics create                  the topics that Solaris needs
-
+\b
+    solaris broker start --detach      a real Kafka on this machine
+    solaris topics create              the topics that Solaris needs
     solaris --set kafka.bootstrap=kafka-1:9092 topics check
 """
 
@@ -53,8 +54,9 @@ class _Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and name is not None:
-            app = importlib.import_module(f"solaris.commands.{verbs()[command.name or name].stem}").app
-            command = typer.main.get_command(app)
+            app = importlib.import_module(f"solaris.commands.{verbs()[name].stem}").app
+            app._add_completion = False  # a verb of ours, not a program of its own
+            command = _keep_examples(typer.main.get_command(app))
             command.name = name
         return name, command, rest
 
@@ -64,6 +66,15 @@ def verbs() -> dict[str, Path]:
     found = {path.stem.rstrip("_"): path for path in sorted(COMMANDS.glob("*.py")) if path.stem != "__init__"}
     order = [verb for verb in STORY if verb in found]
     return {verb: found[verb] for verb in [*order, *(verb for verb in found if verb not in STORY)]}
+
+
+def _keep_examples(command: Any) -> Any:
+    """Mark indented paragraphs of the help so that the formatter doesn't wrap them into one."""
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(f"\b\n{text}" if text.startswith("    ") else text for text in paragraphs)
+    for inner in getattr(command, "commands", {}).values():
+        _keep_examples(inner)
+    return command
 
 
 def _summary(path: Path) -> str:
@@ -83,7 +94,9 @@ app = typer.Typer(
 @app.callback()
 def _globals(
     ctx: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="Settings file (TOML); default: solaris.toml if it is there.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings file (TOML); default: solaris.toml if it is there.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="One setting; may be repeated.")
     ] = None,

@@ -46,7 +46,7 @@ class Jar:
 def read_lock(path: Path = LOCK_FILE) -> list[Jar]:
     """The committed list, in class path order."""
     lines = [line.split() for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    return [Jar(*coordinate.split(":"), sha256=digest) for digest, coordinate in lines]
+    return [Jar(*coordinate.split(":"), digest) for digest, coordinate in lines]
 
 
 def cache_dir() -> Path:
@@ -108,9 +108,7 @@ def write_lock(path: Path, cache: Path) -> int:
     artifacts.append(context.project("org.apache.logging.log4j", "log4j-slf4j-impl").at_version(log4j).artifact())
     with ThreadPoolExecutor(DOWNLOADS_MAX) as pool:
         paths = list(pool.map(lambda artifact: artifact.resolve(), artifacts))
-    lines = [
-        f"{_sha256(jar)}  {a.groupId}:{a.artifactId}:{a.version}" for jar, a in zip(paths, artifacts, strict=True)
-    ]
+    lines = [f"{_sha256(jar)}  {a.groupId}:{a.artifactId}:{a.version}" for jar, a in zip(paths, artifacts, strict=True)]
     head = f"# {KAFKA} and what it needs, in class path order. Written by `make lock`.\n"
     path.write_text(head + "\n".join(lines) + "\n")
     return len(lines)

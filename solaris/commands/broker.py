@@ -19,10 +19,8 @@ app = typer.Typer(
 
     Examples:
 
-        solaris broker start --detach             port 9092, data under .solaris/broker
-
-        solaris broker start --port 0 --json      any free port, named in the JSON line
-
+        solaris broker start --detach          port 9092, data under .solaris/broker
+        solaris broker start --port 0 --json   any free port, named in the JSON line
         solaris broker stop
 
     Exit codes: 0 done, 1 it did not start, answer or stop (or, for status, it does not run), 2 a wrong call.
@@ -41,10 +39,14 @@ def start(
     port: Annotated[int, typer.Option(help="Port for clients; 0 picks a free one.", min=0, max=65535)] = DEFAULT_PORT,
     host: Annotated[str, typer.Option(help="Address to bind and to advertise.")] = "127.0.0.1",
     heap_mb: Annotated[int, typer.Option(help="Java heap at most, in MB.", min=64)] = 256,
-    detach: Annotated[bool, typer.Option("--detach/--foreground", help="Leave it running, or stop it at Ctrl-C.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach/--foreground", help="Leave it running, or stop it at Ctrl-C.")
+    ] = False,
     username: Annotated[str | None, typer.Option(help="Ask clients for SASL SCRAM-SHA-256 as this user.")] = None,
     password_file: Annotated[Path | None, typer.Option(help="File that holds the user's password.")] = None,
-    tls_keystore: Annotated[Path | None, typer.Option(help="PEM: private key (PKCS#8), then certificates; TLS on.")] = None,
+    tls_keystore: Annotated[
+        Path | None, typer.Option(help="PEM: private key (PKCS#8), then certificates; TLS on.")
+    ] = None,
     tls_client_ca: Annotated[Path | None, typer.Option(help="PEM: ask clients for a certificate signed by it.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,7 +56,11 @@ def start(
     broker = Broker.start(data_dir, port=port, options=options)
     facts = {"bootstrap": broker.bootstrap, "pid": broker.pid, "log": str(broker.log_path), "running": True}
     hint = f"stop it with `solaris broker stop --data-dir {data_dir}`" if detach else "Ctrl-C stops it"
-    emit(facts, f"Kafka answers at {broker.bootstrap} (process {broker.pid}, log {broker.log_path}); {hint}.", as_json=as_json)
+    emit(
+        facts,
+        f"Kafka answers at {broker.bootstrap} (process {broker.pid}, log {broker.log_path}); {hint}.",
+        as_json=as_json,
+    )
     if detach:
         broker.detach()
     else:
