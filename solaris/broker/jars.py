@@ -45,8 +45,13 @@ class Jar:
 
 def read_lock(path: Path = LOCK_FILE) -> list[Jar]:
     """The committed list, in class path order."""
-    lines = [line.split() for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    return [Jar(*coordinate.split(":"), digest) for digest, coordinate in lines]
+    jars = []
+    for line in path.read_text().splitlines():
+        if line and not line.startswith("#"):
+            sha256, coordinate = line.split()
+            group, artifact, version = coordinate.split(":")
+            jars.append(Jar(group, artifact, version, sha256))
+    return jars
 
 
 def cache_dir() -> Path:
