@@ -6,7 +6,8 @@ of the topics, sorted by `ts`; a line of requests also carries its outcomes, whi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,6 +66,20 @@ class Log:
     def items(self) -> Iterator[Item]:
         """The catalogue; empty where the log has none. Items with `ts` appear at that time."""
         return _lines(self.folder / "items.jsonl", Item)
+
+
+Line = Event | LoggedRequest
+"""What happens in a log."""
+
+
+def merge(events: Iterable[Event], requests: Iterable[LoggedRequest]) -> Iterator[tuple[int, Line]]:
+    """(ts, line) of both in the order of `ts`; at equal times requests go first, then the order of the files."""
+    rows: list[Iterator[tuple[int, int, int, Line]]] = [
+        ((int(line.ts or 0), 0, number, line) for number, line in enumerate(requests)),
+        ((int(line.ts or 0), 1, number, line) for number, line in enumerate(events)),
+    ]
+    for ts, _kind, _number, line in heapq.merge(*rows, key=lambda row: row[:3]):
+        yield ts, line
 
 
 def _lines(path: Path, kind: type[_T]) -> Iterator[_T]:

@@ -1,0 +1,103 @@
+"""The client's side of ranking: asks for one, or watches all results of a run. Keeps the first result of a request.
+
+In: requests that were sent, and `ranked-results`. Out: results with their latency. Never joins a group.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from agents.kafka import KafkaConfig, librdkafka_settings
+from schemas.errors import BadRecord, FatalError, SolarisError
+from schemas.ranking import RankedResult, RankingRequest, decode_result, encode_request
+from schemas.topics import RANKED_RESULTS, RANKING_REQUESTS
+
+TIMEOUT_S = 10.0
+
+
+class ResultReader:
+    """Reads `ranked-results` from their end at the moment of creation, without a group."""
+
+    def __init__(self, kafka: KafkaConfig, *, from_start: bool = False) -> None:
+        self._topic = kafka.topic(RANKED_RESULTS)
+        self._consumer = Consumer(
+            librdkafka_settings(kafka)
+            | {"group.id": f"reader-{uuid.uuid4()}", "enable.auto.commit": False, "fetch.wait.max.ms": 5,
+               "auto.offset.reset": "earliest"}
+        )  # fmt: skip
+        partitions = self._consumer.list_topics(self._topic, timeout=TIMEOUT_S).topics[self._topic].partitions
+        if not partitions:
+            raise SolarisError(f"topic {self._topic} is not there; run `solaris topics create`")
+        self._consumer.assign([self._at(number, from_start) for number in sorted(partitions)])
+
+    def _at(self, partition: int, from_start: bool) -> TopicPartition:
+        at = TopicPartition(self._topic, partition)
+        low, high = self._consumer.get_watermark_offsets(at, timeout=TIMEOUT_S)
+        at.offset = low if from_start else high
+        return at
+
+    def poll(self, timeout_s: float, rows_max: int = 1_000) -> Iterator[tuple[RankedResult, Message]]:
+        """The results that came within `timeout_s` seconds."""
+        for message in self._consumer.consume(rows_max, timeout_s):
+            error: KafkaError | None = message.error()
+            if error is not None:
+                if error.retriable():
+                    continue
+                raise FatalError(f"reading {self._topic} failed: {error.str()}")
+            try:
+                yield decode_result(message.value()), message
+            except BadRecord as bad:
+                raise FatalError(f"{self._topic}-{message.partition()} at {message.offset()}: {bad}") from bad
+
+    def close(self) -> None:
+        """Leave; nothing is committed."""
+        self._consumer.close()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A result and how long it took, from the send to the receipt, in ms."""
+
+    result: RankedResult
+    latency_ms: float
+
+
+def rank(
+    kafka: KafkaConfig,
+    user: str,
+    candidates: Iterable[str],
+    *,
+    ts: int | None = None,
+    deadline_ms: int | None = None,
+    timeout_s: float = 10.0,
+) -> Answer:
+    """Ask for one ranking and wait for its result.
+
+    Raises `SolarisError` when none comes within `timeout_s`.
+    """
+    request = RankingRequest(uuid.uuid4().hex, user, list(candidates), ts, deadline_ms)
+    reader = ResultReader(kafka)
+    try:
+        producer = Producer(librdkafka_settings(kafka, producer=True) | {"linger.ms": 0})
+        started = time.monotonic()
+        try:
+            producer.produce(kafka.topic(RANKING_REQUESTS), encode_request(request), user.encode())
+        except KafkaException as error:
+            raise FatalError(f"the request can't be sent: {error}") from error
+        if producer.flush(timeout_s):
+            raise FatalError(f"the request was not acknowledged within {timeout_s:g} s; is the broker up?")
+        while (left := started + timeout_s - time.monotonic()) > 0:
+            for result, _message in reader.poll(min(left, 0.05), rows_max=100):
+                if result.request_id == request.request_id and result.user_id == user:
+                    return Answer(result, (time.monotonic() - started) * 1000)
+    finally:
+        reader.close()
+    raise SolarisError(
+        f"no result for request {request.request_id} within {timeout_s:g} s; is a serve worker running (`solaris worker serve`)? "
+        f"A refused request is on {kafka.topic_prefix}dead-letters"
+    )

@@ -1,0 +1,62 @@
+"""Play an event log onto the topics, live."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agents.kafka import KafkaConfig
+from schemas.errors import SolarisError
+from solaris.commands import config, emit
+
+app = typer.Typer(
+    invoke_without_command=True,
+    help="""Play an event log onto the topics, live.
+
+    Sends the catalogue, then events and ranking requests in the order of their `ts`. Outcomes in the log are never sent.
+
+    Examples:
+
+        solaris produce logs/taobao --speed 3600
+        solaris produce logs/demo --hold-back --from-ts 1780000000000 --json
+
+    Exit codes: 0 every record is acknowledged, 1 some are not (the count is printed), 2 a wrong call or setting.
+    """,
+)
+
+
+@app.callback()
+def produce(
+    ctx: typer.Context,
+    log: Annotated[Path, typer.Argument(help="A log folder, from `solaris import` or `solaris generate`.")],
+    speed: Annotated[float, typer.Option(min=0, help="Event time over wall time; 0 = as fast as it goes.")] = 0.0,
+    from_ts: Annotated[int, typer.Option(help="First event time, UTC ms.")] = 0,
+    to_ts: Annotated[int, typer.Option(help="End of event time, UTC ms, exclusive.")] = 2**62,
+    hold_back: Annotated[bool, typer.Option("--hold-back", help="Wait while the workers lag.")] = False,
+    lag_rows_max: Annotated[int, typer.Option(min=1, help="Records that the workers may be behind.")] = 2_000,
+    catalogue: Annotated[bool, typer.Option(help="Send the items first.")] = True,
+    bootstrap: Annotated[str | None, typer.Option(help="host:port of Kafka, several with commas.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line instead of a sentence.")] = False,
+) -> None:
+    """Send a log's items, events and requests."""
+    from agents.groups import worker_lag
+    from agents.player import Player
+    from schemas.log import Log
+
+    kafka = config(ctx, kafka__bootstrap=bootstrap).get(KafkaConfig)
+    source = Log(log)
+    player = Player(kafka, speed=speed, lag=worker_lag(kafka) if hold_back else None, lag_rows_max=lag_rows_max)
+    if catalogue:
+        player.catalogue(source)
+    played = player.play(source, from_ts, to_ts)
+    emit(
+        asdict(played),
+        f"{played.events:,} events, {played.requests:,} requests and {played.items:,} items sent; "
+        f"{played.undelivered:,} not acknowledged.",
+        as_json=as_json,
+    )
+    if played.undelivered:
+        raise SolarisError(f"{played.undelivered} records were not acknowledged: {played.errors}; send the span again")
