@@ -11,7 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-I32, I64, F32, U8 = npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.uint8]
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
 
 DENSE = (
     "item_impressions_log",  # log1p of the item's impressions in 24 h
@@ -80,3 +83,41 @@ def no_vectors(n: int, r: int, d: int) -> Vectors:
     missing_n, missing_r = np.full(n, -1, np.int64), np.full(r, -1, np.int64)
     empty_r = np.zeros((r, d), np.float32)
     return Vectors(np.zeros((n, d), np.float32), missing_n, empty_r, missing_r, empty_r, missing_r)
+
+
+def pair_starts(features: Features) -> I64:
+    """int64 [r + 1]: request q's pairs are the rows `starts[q]` up to `starts[q + 1]`."""
+    return np.searchsorted(features.request, np.arange(len(features.user_bucket) + 1)).astype(np.int64)
+
+
+def take_requests(features: Features, vectors: Vectors, chosen: I64, starts: I64 | None = None) -> tuple[Features, Vectors, I64]:
+    """The features and vectors of some requests in the order given, and the rows of their pairs in the input (int64).
+
+    `starts`: what `pair_starts` gave, for callers that take often.
+    """
+    starts = pair_starts(features) if starts is None else starts
+    counts = starts[chosen + 1] - starts[chosen]
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    request = np.repeat(np.arange(len(chosen), dtype=np.int32), counts)
+    pairs = np.arange(total) + np.repeat(starts[chosen] - (ends - counts), counts)
+    taken = Features(
+        request,
+        *(column[pairs] for column in (features.item_bucket, features.category, features.content, features.dense)),
+        *(
+            column[chosen]
+            for column in (
+                features.user_bucket,
+                features.history_bucket,
+                features.history_category,
+                features.history_type,
+                features.history_age,
+            )
+        ),
+    )
+    had = Vectors(
+        vectors.exact[pairs], vectors.exact_age_ms[pairs],
+        vectors.user[chosen], vectors.user_age_ms[chosen],
+        vectors.neighbor[chosen], vectors.neighbor_age_ms[chosen],
+    )  # fmt: skip
+    return taken, had, pairs

@@ -1,0 +1,194 @@
+"""Features: what a ranker sees of r requests with n pairs, built from histories, counters and the item index.
+
+In: per request the user, its two histories and `now`; per pair the item's row and its counters. Out: `models.features.Features`.
+Never reads a store, a clock or a vector. A pair's numbers depend on its own request alone, so that a request gets the same bytes
+alone and in a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from models.features import AGE_NEVER, DENSE, F32, I32, I64, SHORT_HISTORY, U8, Features
+from schemas.keys import hash64
+from streams.history import HistoryRow
+from streams.items import CATEGORY_UNKNOWN, ItemIndex
+
+F64 = npt.NDArray[np.float64]
+
+RATE_PRIOR = (1.0, 9.0)
+"""Positives and negatives that every item and user starts with: a rate of one in ten until the log says more."""
+
+PROFILE_DECAY_MS = 24 * 3_600_000
+"""A history row's weight in the content profile falls by e over this age, counted from the user's newest row."""
+
+USER_BUCKET_MASK = 0x7FFF_FFFF
+"""A user's bucket is its hash's low 31 bits; a ranker takes it modulo its own table."""
+
+_HOUR_MS = 3_600_000.0
+_DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """Histories of r requests end to end: request r's rows are [starts[r], ends[r]), newest last."""
+
+    rows: I32
+    category: I32
+    ts: I64
+    types: U8
+    owner: I64
+    starts: I64
+    ends: I64
+
+
+def build_features(
+    users: Sequence[str],
+    histories: Sequence[HistoryRow],
+    shown: Sequence[HistoryRow],
+    now: I64,
+    request: I32,
+    item_rows: I32,
+    items: ItemIndex,
+    item_counts: I64,
+    user_counts: I64,
+) -> Features:
+    """Features of n pairs of r requests; the semantics of every dense column stand in `models.features.DENSE`.
+
+    `users`, `histories`, `shown` have r entries, `now` int64 [r] is event time in UTC ms, `request` int32 [n] says which request a
+    pair belongs to, `item_rows` int32 [n] are rows of `items`; `item_counts` int64 [n, 2] and `user_counts` int64 [r, 2] are
+    impressions and positives in the last 24 h.
+    """
+    n = len(item_rows)
+    past, seen = _join(histories, shown, items)
+    category = items.category[item_rows]
+    touched, touched_last = _matches(past.owner, past.rows, past.ts, request, item_rows)
+    shown_count, shown_last = _matches(seen.owner, seen.rows, seen.ts, request, item_rows)
+    same, same_last = _matches(past.owner, past.category, past.ts, request, category, CATEGORY_UNKNOWN)
+    length = past.ends - past.starts
+    content = items.content[item_rows]
+    pair_now = now[request]
+    columns = np.empty((len(DENSE), n), np.float32)
+    columns[0:3] = _counter_columns(item_counts)
+    columns[3:6] = _counter_columns(user_counts)[:, request]
+    columns[6] = np.log1p(touched)
+    columns[7] = _log_hours(pair_now, touched_last)
+    columns[8] = np.log1p(shown_count)
+    columns[9] = _log_hours(pair_now, shown_last)
+    columns[10] = same / np.maximum(length, 1)[request]
+    columns[11] = _log_hours(pair_now, same_last)
+    columns[12] = _profile_content(past, items.content, content, request)
+    columns[13:] = _user_columns(past, length, now)[:, request]
+    user_bucket = np.fromiter((hash64(user) & USER_BUCKET_MASK for user in users), np.int32, len(users))
+    dense = np.ascontiguousarray(columns.T)
+    return Features(
+        request,
+        items.bucket[item_rows],
+        category,
+        content,
+        dense,
+        user_bucket,
+        *_short_history(past, items.bucket, now),
+    )
+
+
+def _join(histories: Sequence[HistoryRow], shown: Sequence[HistoryRow], items: ItemIndex) -> tuple[_Past, _Past]:
+    """Both kinds of history end to end, their items interned in one call."""
+    names = list(chain.from_iterable(row.items for row in chain(histories, shown)))
+    rows = items.intern(names) if names else np.empty(0, np.int32)
+    first = _concatenate(histories, rows, items)
+    return first, _concatenate(shown, rows[len(first.rows) :], items)
+
+
+def _concatenate(histories: Sequence[HistoryRow], rows: I32, items: ItemIndex) -> _Past:
+    lengths = np.fromiter((len(row.items) for row in histories), np.int64, len(histories))
+    ends = np.cumsum(lengths)
+    mine = rows[: int(ends[-1]) if len(ends) else 0]
+    return _Past(
+        rows=mine,
+        category=items.category[mine],
+        ts=np.concatenate([row.ts for row in histories]) if histories else np.empty(0, np.int64),
+        types=np.concatenate([row.types for row in histories]) if histories else np.empty(0, np.uint8),
+        owner=np.repeat(np.arange(len(histories)), lengths),
+        starts=ends - lengths,
+        ends=ends,
+    )
+
+
+def _matches(owner: I64, keys: I32, ts: I64, request: I32, wanted: I32, unknown: int = -1) -> tuple[I64, I64]:
+    """Per pair: how many history rows of its request have the wanted key, and the `ts` of the last of them (-1 = none).
+
+    One sort for the whole batch: (owner, key, position) packed into an integer, so that a pair's rows lie side by side. The key
+    `unknown` matches nothing.
+    """
+    if not len(keys) or not len(wanted):
+        return np.zeros(len(wanted), np.int64), np.full(len(wanted), -1, np.int64)
+    span = int(max(keys.max(), wanted.max())) + 1
+    shift = len(keys).bit_length()
+    assert (int(owner[-1]) + 1) * span < 1 << (63 - shift), "too many requests in one batch to pack"
+    packed = np.sort(((owner * span + keys) << shift) + np.arange(len(keys)))
+    sought = (request.astype(np.int64) * span + wanted) << shift
+    left, right = packed.searchsorted(sought), packed.searchsorted(sought + (1 << shift))
+    found = (right > left) & (wanted != unknown)
+    newest = ts[packed[np.maximum(right - 1, 0)] & ((1 << shift) - 1)]
+    return np.where(found, right - left, 0), np.where(found, newest, -1)
+
+
+def _counter_columns(counts: I64) -> F64:
+    """[3, n]: log1p impressions, log1p positives, logit of the smoothed rate. Logs without impressions have positives alone."""
+    impressions, positives = counts.T.astype(np.float64)
+    misses = np.maximum(impressions - positives, 0.0)
+    plus = np.stack((impressions, positives, positives + (RATE_PRIOR[0] - 1.0), misses + (RATE_PRIOR[1] - 1.0)))
+    logs: F64 = np.log1p(plus)
+    logs[2] -= logs[3]
+    return logs[:3]
+
+
+def _log_hours(now: I64, last: I64) -> F64:
+    """log1p of the hours since `last`, at most AGE_NEVER, which also stands where there is none (-1)."""
+    hours = np.log1p(np.maximum(now - last, 0) / _HOUR_MS)
+    return np.where(last < 0, AGE_NEVER, np.minimum(hours, AGE_NEVER))
+
+
+def _profile_content(past: _Past, catalogue: F32, content: F32, request: I32) -> F32:
+    """Cosine of each pair's content with the decayed mean content of its history; 0 where either has none."""
+    busy = past.ends > past.starts
+    profile = np.zeros((len(busy), content.shape[1]), np.float32)
+    if busy.any() and content.shape[1]:
+        newest = past.ts[past.ends[busy] - 1]
+        age = np.repeat(newest, (past.ends - past.starts)[busy]) - past.ts
+        weight = np.exp(age / -PROFILE_DECAY_MS).astype(np.float32)
+        profile[busy] = np.add.reduceat(catalogue[past.rows] * weight[:, None], past.starts[busy], axis=0)
+    dot = np.einsum("ij,ij->i", content, profile[request])
+    norms = np.einsum("ij,ij->i", content, content) * np.einsum("ij,ij->i", profile, profile)[request]
+    cosine: F32 = np.divide(dot, np.sqrt(norms), out=np.zeros_like(dot), where=norms > 0)
+    return cosine
+
+
+def _user_columns(past: _Past, length: I64, now: I64) -> F64:
+    """[4, r]: history_log, idle, hour_sin, hour_cos (the hour of the day is UTC event time)."""
+    newest = np.append(past.ts, -1)[np.where(length > 0, past.ends - 1, len(past.ts))]
+    angle = (now % _DAY_MS) * (2.0 * np.pi / _DAY_MS)
+    return np.stack((np.log1p(length), _log_hours(now, newest), np.sin(angle), np.cos(angle)))
+
+
+def _short_history(past: _Past, buckets: I32, now: I64) -> tuple[I32, I32, U8, F32]:
+    """The newest rows of each history as [r, SHORT_HISTORY] columns (bucket, category, type, age), newest first.
+
+    Empty places are -1, type and age 0.
+    """
+    at = past.ends[:, None] - 1 - np.arange(SHORT_HISTORY)
+    empty = at < past.starts[:, None]
+    at = np.where(empty, len(past.ts), at)
+    ages = np.log1p(np.maximum(now[:, None] - np.append(past.ts, 0)[at], 0) / _HOUR_MS)
+    return (
+        np.append(buckets[past.rows], np.int32(-1))[at],
+        np.append(past.category, np.int32(-1))[at],
+        np.append(past.types, np.uint8(0))[at],
+        np.where(empty, 0.0, ages).astype(np.float32),
+    )
