@@ -42,7 +42,7 @@ class WorkerSettings:
     transport: TransportConfig = field(default_factory=TransportConfig)
 
 
-class BatchSchema(Schema):
+class BatchSchema(Schema[None, Delivery]):
     """Leaves a batch as it is."""
 
     async def decode(self, app: Any, message: Any, *, propagate: bool = False) -> Any:  # noqa: ARG002 - Faust's signature

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from aiokafka.errors import KafkaError
 from faust.transport.drivers.aiokafka import Consumer
-from faust.types import TP, Message
+from faust.types import TP, ConsumerMessage, Message
 
 from schemas.errors import FatalError
 
@@ -39,7 +39,7 @@ class BatchConsumer(Consumer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.wiring: Wiring = self.app.wiring
+        self.wiring: Wiring = cast(Any, self.app).wiring
         self.wiring.on_room = self._on_room
         self._sessions = 0
         self._sought = asyncio.Event()
@@ -70,9 +70,9 @@ class BatchConsumer(Consumer):
     async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Message]]:  # noqa: ARG002 - Faust's signature
         """One poll: a message per partition, its value the record batch with its ticket."""
         if not self.flow_active:
-            await self.wait(self.can_resume_flow)
+            await self.wait(self.can_resume_flow.wait())
         if not self._session:
-            await self.wait(self._sought)
+            await self.wait(self._sought.wait())
         session = self._session
         if self.should_stop or not session:
             return
@@ -105,17 +105,11 @@ class BatchConsumer(Consumer):
         batch = delivery.batch
         return cast(
             Message,
-            self._to_message_class()(
+            ConsumerMessage(
                 batch.topic, batch.partition, batch.first_offset, float(batch.append_ts_ms[0]) / 1000.0, 0, None,
-                None, delivery, None, tp=TP(batch.topic, batch.partition), generation_id=self.app.consumer_generation_id,
+                None, cast(Any, delivery), None, tp=TP(batch.topic, batch.partition), generation_id=self.app.consumer_generation_id,
             ),
         )  # fmt: skip
-
-    @staticmethod
-    def _to_message_class() -> Any:
-        from faust.types import ConsumerMessage
-
-        return ConsumerMessage
 
     def open_partitions(self) -> frozenset[Partition]:
         """The partitions that take another batch. Read by the consumer thread; the set is replaced, never changed."""

@@ -55,7 +55,7 @@ class BatchConsumerThread(AIOKafkaConsumerThread):
     """aiokafka's consumer in its thread. Methods named `in_thread_*` run there; the others are called from the app's loop."""
 
     session: int = 0  # of the assignment that was sought last; polls of another one find nothing
-    _sought: object | None = None  # aiokafka's assignment object of that session
+    _sought: Any = None  # aiokafka's assignment object of that session
     _waiter: asyncio.Future[None] | None = None
 
     async def run(self, coroutine: Any, timeout_s: float | None = None) -> Any:
@@ -74,8 +74,7 @@ class BatchConsumerThread(AIOKafkaConsumerThread):
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         """As the stock one, but: co-partitioned assignor always, committed transactions only, short waits, no silent reset."""
-        conf, wiring = self.app.conf, self.app.wiring
-        config = wiring.config
+        conf, config = self.app.conf, cast(Any, self.app).wiring.config
         self._assignor = cast(AbstractPartitionAssignor, self.app.assignor)
         return aiokafka.AIOKafkaConsumer(
             **credentials_to_aiokafka_auth(conf.broker_credentials, conf.ssl_context),
@@ -132,8 +131,9 @@ class BatchConsumerThread(AIOKafkaConsumerThread):
     def _is_sought(self, subscriptions: Any) -> bool:
         return (
             not subscriptions.reassignment_in_progress
+            and self._sought is not None
             and subscriptions.subscription.assignment is self._sought
-            and self._sought.active  # type: ignore[union-attr]
+            and self._sought.active
         )
 
     async def in_thread_offsets(self, partitions: Collection[Partition]) -> dict[Partition, Offsets]:

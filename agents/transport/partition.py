@@ -38,7 +38,8 @@ class Committed(Protocol):
 
 
 class PartitionOutput(Protocol):
-    """Where a processor sends. What is sent within one `process` or `on_poison` goes out when that returns, and not at all if it raises."""
+    """Where a processor sends. What is sent within one `process` or `on_poison` goes out when that returns, and not at
+    all if it raises."""
 
     def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
         """Send a record to a partition by number. ValueError if it is larger than the broker takes."""

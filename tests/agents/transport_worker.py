@@ -49,7 +49,8 @@ class Echo:
             committed=committed,
             marks=marks,
         )
-        return self._options.get("positions", {})
+        positions: dict[str, int | None] = self._options.get("positions", {})
+        return positions
 
     def process(self, batch: RecordBatch) -> Awaitable[None] | None:
         if self._options.get("say_batches"):
@@ -73,7 +74,7 @@ class Echo:
         place = f"{batch.topic}:{batch.partition}:{int(batch.offsets[index])}".encode()
         self._start.output.send(self._options["dead"], 0, place, str(error).encode())
 
-    def mark(self, topic: str) -> str:
+    def mark(self, topic: str) -> str:  # noqa: ARG002 - one output topic, so one mark
         return str(self._start.output.reached(self._options["output"], self._start.partition) or "")
 
     def close(self) -> None:
