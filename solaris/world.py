@@ -37,8 +37,8 @@ class GenerateConfig:
     ctr: float = 0.17
     ctr2: float = 0.10
     return_24h: float = 0.85
-    gap_hours: float = 8.0  # scale of the gap between two sessions of one day
-    away_hours: float = 60.0  # mean of what comes on top of 24 h when a user stays away
+    gap_hours: float = 6.7  # scale of the gap between two sessions of one day
+    away_hours: float = 75.0  # mean of what comes on top of 24 h when a user stays away
     item_life_days: float = 10.0
     categories: int = 24
     content_dimensions: int = 8
@@ -46,9 +46,10 @@ class GenerateConfig:
     taste: float = 0.42  # logits per unit of user · item
     fatigue: float = 0.55  # logits lost per log2 of recent exposure
     policy_noise: float = 0.8
-    policy_temperature: float = 0.9
+    policy_temperature: float = 0.68
     policy_refresh_hours: float = 12.0
     retarget: float = 3.0
+    same_session: float = 2.3  # how much the policy holds back what it showed in the last half-hour
 
 
 @dataclass
@@ -136,19 +137,18 @@ class World:
         self.items = Items.draw(config, rng)
         n, start = config.users, config.ts_start
         self.static, self.slow, self.fast, noise = rng.standard_normal((4, n, DIMENSIONS)).astype(np.float32)
-        self.moved = np.full(n, start)
+        self.viewed = start - rng.integers(0, DAY_MS, n)
+        self.moved = self.viewed.copy()
         self.view = self._state(np.arange(n)) + config.policy_noise * noise
-        self.viewed = np.full(n, start) - rng.integers(0, DAY_MS, n)
         self.phase = rng.normal(0, 2 * HOUR_MS, n)
         self.pace = rng.lognormal(0, 0.35, n)
-        self.loyalty = np.clip(config.return_24h + rng.uniform(-0.1, 0.06, n), 0, 1)
+        self.loyalty = np.clip(config.return_24h + rng.uniform(-0.1, 0.08, n), 0, 1)
         self.requests = np.zeros(n, np.int64)
         self.shown = np.full((n, SHOWN_ROWS_MAX), -1)
         self.shown_ms = np.zeros((n, SHOWN_ROWS_MAX), np.int64)
         self.liked = np.full((n, CLICKED_ROWS_MAX), -1)
         self.liked_ms = np.zeros((n, CLICKED_ROWS_MAX), np.int64)
-        late = np.where(rng.random(n) < 0.1, rng.uniform(0, config.days * DAY_MS, n), 0)  # newcomers
-        self.next_ms = self.rhythm.later(np.full(n, start), late + rng.uniform(0, DAY_MS, n), self.phase)
+        self.next_ms = self._first_ms()
         self.bias, self.bias2 = self._calibrate(config.ctr), self._calibrate(config.ctr2, second=True)
 
     def alive(self, ts: int) -> Ints:
@@ -181,16 +181,28 @@ class World:
         noise = self.rng.standard_normal((n, DIMENSIONS)).astype(np.float32)
         self.view[users[old]] = (self._state(users) + config.policy_noise * noise)[old]
         self.viewed[users[old]] = ts[old]
-        scale = config.gap_hours * self.pace[users]
+        self.next_ms[users] = self.rhythm.later(ts, self._gap(users), self.phase[users]) + QUIET_MS
+
+    def _gap(self, users: Ints) -> npt.NDArray[np.float64]:
+        """Activity time [n] until each comes back: within a day, or after a longer absence."""
+        scale = self.config.gap_hours * self.pace[users]
         room = 24 - 2 * QUIET_MS / HOUR_MS
-        draw = self.rng.random((2, n))
+        draw = self.rng.random((2, len(users)))
         soon = -scale * np.log1p(-draw[0] * -np.expm1(-room / scale))  # exponential, cut at `room`
-        away = room + self.rng.exponential(config.away_hours, n)
-        gap = np.where(draw[1] < self.loyalty[users], soon, away) * HOUR_MS
-        self.next_ms[users] = self.rhythm.later(ts, gap, self.phase[users]) + QUIET_MS
+        away = room + self.rng.exponential(self.config.away_hours, len(users))
+        return np.asarray(np.where(draw[1] < self.loyalty[users], soon, away) * HOUR_MS)
+
+    def _first_ms(self) -> Ints:
+        """First session of each user: a random moment of its endless row of gaps; one in ten arrives later."""
+        n = self.config.users
+        returns = np.cumsum([self._gap(np.arange(n)) + QUIET_MS for _ in range(64)], axis=0)  # [64, n]
+        moment = self.rng.random(n) * returns[-1]
+        wait = np.where(returns > moment, returns - moment, np.inf).min(axis=0)
+        late = np.where(self.rng.random(n) < 0.1, self.rng.uniform(0, self.config.days * DAY_MS, n), 0)
+        return self.rhythm.later(np.full(n, self.config.ts_start), late + wait, self.phase)
 
     def _state(self, users: Ints) -> Floats:
-        return 0.8 * self.static[users] + 1.0 * self.slow[users] + 0.7 * self.fast[users]
+        return np.asarray(0.8 * self.static[users] + 1.0 * self.slow[users] + 0.7 * self.fast[users])
 
     def _move(self, users: Ints, ts: Ints) -> None:
         """Ornstein-Uhlenbeck steps, exact for any time between."""
@@ -205,7 +217,8 @@ class World:
         """The serving policy: its own old view of the user, quality, retargeting, chance; [n, 10], -1 where none is left."""
         items, n = self.items, len(users)
         score = self.config.taste * (self.view[users] @ items.latent[alive].T) + 0.5 * items.quality[alive]
-        score -= self.config.policy_temperature * np.log(self.rng.standard_exponential(score.shape, dtype=np.float32))
+        chance = np.maximum(self.rng.standard_exponential(score.shape, dtype=np.float32), 1e-30)
+        score -= self.config.policy_temperature * np.log(chance)  # Gumbel noise: the top ones are a softmax sample
         column = np.full(len(items.birth) + 1, len(alive))  # row of an item → its column; the last column is nobody's
         column[alive] = np.arange(len(alive))
         score = np.concatenate([score, np.zeros((n, 1), np.float32)], axis=1)
@@ -213,14 +226,14 @@ class World:
         age = (ts[:, None] - self.liked_ms[users]) / DAY_MS
         score[rows, column[self.liked[users]]] += (self.config.retarget * np.exp(-age)).astype(np.float32)
         recent = np.where(ts[:, None] - self.shown_ms[users] < QUIET_MS, self.shown[users], -1)
-        score[rows, column[recent]] = -np.inf  # nothing twice in a session
+        score[rows, column[recent]] -= self.config.same_session
         score[:, -1] = -np.inf
         if score.shape[1] < CANDIDATES_MAX:
             score = np.pad(score, ((0, 0), (0, CANDIDATES_MAX - score.shape[1])), constant_values=-np.inf)
         top = np.argpartition(-score, CANDIDATES_MAX - 1, axis=1)[:, :CANDIDATES_MAX]
         top = np.take_along_axis(top, self.rng.random(top.shape).argsort(axis=1), axis=1)  # places tell nothing
         rank = np.append(alive, np.full(CANDIDATES_MAX, -1))[top]
-        return np.where(np.isfinite(np.take_along_axis(score, top, axis=1)), rank, -1)
+        return np.asarray(np.where(np.isfinite(np.take_along_axis(score, top, axis=1)), rank, -1))
 
     def _exposure(self, users: Ints, ts: Ints, candidates: Ints) -> Floats:
         """How often each candidate was shown to its user, halved every 8 h; [n, 10]."""
@@ -245,6 +258,7 @@ class World:
     def _calibrate(self, rate: float, *, second: bool = False) -> float:
         """The bias at which what the policy would show at the start is clicked at `rate`; fatigue is allowed for."""
         users = self.rng.integers(0, self.config.users, 2048)
+        self._move(np.arange(self.config.users), np.full(self.config.users, self.config.ts_start))
         alive = self.alive(self.config.ts_start)
         candidates = self._pick(users, np.full(2048, self.config.ts_start), alive)
         taste = self._taste(self._state(users), self.items.second if second else self.items.latent, candidates)
