@@ -90,7 +90,9 @@ def pair_starts(features: Features) -> I64:
     return np.searchsorted(features.request, np.arange(len(features.user_bucket) + 1)).astype(np.int64)
 
 
-def take_requests(features: Features, vectors: Vectors, chosen: I64, starts: I64 | None = None) -> tuple[Features, Vectors, I64]:
+def take_requests(
+    features: Features, vectors: Vectors, chosen: I64, starts: I64 | None = None
+) -> tuple[Features, Vectors, I64]:
     """The features and vectors of some requests in the order given, and the rows of their pairs in the input (int64).
 
     `starts`: what `pair_starts` gave, for callers that take often.

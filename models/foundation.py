@@ -1,0 +1,200 @@
+"""The foundation model (FM): one user's history and n items in, the last shared layer of n pairs out.
+
+In: histories as padded columns (item bucket, category, content, type, age) and items likewise. Out: float32 [n, D], which the
+compressor makes small and the ranker reads hours later. The history is encoded once for a user's n items. *Context* (the hour of
+the day) enters only in the heads above the shared layer: a vector in the cache can't know when it will be read. Two forms of
+user-item interplay, gated pooling and target attention, meet each item bilinearly: without those terms a larger model did not
+beat the ranker (MODELS). Never sees an id or a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from models.seeded import State, bare_linear, generator, initialise, load_state, state_of
+
+ATTENTION_MAX = 20.0
+HOUR_MS = 3_600_000.0
+AGE_SCALES_HOURS = (1.0, 6.0, 24.0, 120.0)
+"""A row's age reaches the model as log1p(hours) and as exp(-hours / scale) for each of these."""
+
+_AGES = 1 + len(AGE_SCALES_HOURS)
+_EMPTY = -1e4  # an attention logit that exp turns into zero
+
+
+@dataclass(frozen=True, slots=True)
+class FmConfig:
+    """Shapes. Buckets are taken modulo the tables; `dims` (D) is the vector's length; `tasks` names the labels in order."""
+
+    tasks: tuple[str, ...] = ("positive",)
+    item_buckets: int = 1 << 17
+    category_buckets: int = 1 << 10
+    content_dims: int = 0
+    history_rows: int = 100
+    width: int = 32
+    heads: int = 2
+    hidden: int = 128
+    dims: int = 64
+    head_hidden: int = 32
+
+    @property
+    def pair_inputs(self) -> int:
+        return self.width * (3 + 2 * self.heads) + 2 * self.heads + 4
+
+
+@dataclass(frozen=True, slots=True)
+class ItemBatch:
+    """Items as columns of any leading shape: `bucket` and `category` int64 [...], `content` float32 [..., c]."""
+
+    bucket: Tensor
+    category: Tensor
+    content: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryBatch:
+    """R histories of up to H rows, each [R, H]: `items`, `types` int64, `hours` float32 (age at as_of), `valid` bool."""
+
+    items: ItemBatch
+    types: Tensor
+    hours: Tensor
+    valid: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryState:
+    """R encoded histories: `keys` [R, heads, H, w], `bias` [R, heads, H], `values` [R, H, w], `user` [R, w], `size` [R, 2]."""
+
+    keys: Tensor
+    bias: Tensor
+    values: Tensor
+    user: Tensor
+    size: Tensor
+
+
+class FoundationLike(Protocol):
+    """What a foundation model of one's own must offer; shapes as in `FoundationModel`."""
+
+    config: FmConfig
+
+    def embed(self, histories: HistoryBatch, items: ItemBatch) -> Tensor: ...
+
+
+class FoundationModel(nn.Module):
+    """`embed(histories [R, H], items [R, P]) → [R, P, D]`; `tasks(vectors, hours) → logits [..., tasks]`."""
+
+    def __init__(self, config: FmConfig) -> None:
+        super().__init__()
+        self.config = config
+        w, heads = config.width, config.heads
+        self.item_table = nn.Parameter(torch.empty(config.item_buckets, w))
+        self.category_table = nn.Parameter(torch.empty(config.category_buckets, w))
+        self.type_table = nn.Parameter(torch.empty(256, w))
+        self.target_item_table = nn.Parameter(torch.empty(config.item_buckets, 1))
+        if config.content_dims:
+            self.content = bare_linear(config.content_dims, w, bias=False)
+        self.age = bare_linear(_AGES, w)
+        self.gate = bare_linear(w + _AGES, w)
+        self.value = bare_linear(w, w)
+        self.key = bare_linear(w, heads * w, bias=False)
+        self.key_bias = bare_linear(w + _AGES, heads)
+        self.user_cross = bare_linear(w, w)
+        self.attended_cross = nn.Parameter(torch.empty(heads, w, w))
+        self.hidden = bare_linear(config.pair_inputs, config.hidden)
+        self.shared = bare_linear(config.hidden, config.dims)
+        self.head_hidden = bare_linear(config.dims + 4, config.head_hidden * len(config.tasks))
+        self.head_out = nn.Parameter(torch.empty(len(config.tasks), config.head_hidden))
+        self.head_skip = bare_linear(config.dims + 4, len(config.tasks))
+
+    @classmethod
+    def untrained(cls, config: FmConfig, seed: int) -> FoundationModel:
+        """A model with random weights."""
+        model = cls(config)
+        initialise(model, generator(seed))
+        return model
+
+    @classmethod
+    def from_state(cls, config: FmConfig, state: Mapping[str, npt.NDArray[np.generic]]) -> FoundationModel:
+        """A model with stored weights, ready to embed. Raises `BundleError` where they don't fit."""
+        model = cls(config)
+        load_state(model, state, "foundation model")
+        return model.eval().requires_grad_(False)
+
+    def state(self) -> State:
+        """The tensors that a bundle stores."""
+        return state_of(self)
+
+    def embed(self, histories: HistoryBatch, items: ItemBatch) -> Tensor:
+        """[R, P, D]: the last shared layer of R x P pairs."""
+        return self.pairs(self.encode_history(histories), items)
+
+    def items(self, batch: ItemBatch) -> Tensor:
+        """[..., w]: items as the sum of what their id, their category and their content say."""
+        out = self.item_table[batch.bucket % self.config.item_buckets]
+        out = out + self.category_table[batch.category % self.config.category_buckets]
+        return out + self.content(batch.content) if self.config.content_dims else out
+
+    def encode_history(self, batch: HistoryBatch) -> HistoryState:
+        """Everything about R histories that no item can change."""
+        there = batch.valid.to(torch.float32)  # [R, H]
+        ages = age_features(batch.hours)  # [R, H, ages]
+        rows = self.items(batch.items)  # [R, H, w]
+        typed = torch.cat((rows + self.type_table[batch.types], ages), 2)  # [R, H, w + ages]
+        gate = self.gate(typed).sigmoid() * there[:, :, None]
+        values = self.value(rows + self.type_table[batch.types] + self.age(ages)) * there[:, :, None]  # [R, H, w]
+        user = (gate * values).sum(1) / (1.0 + gate.sum(1))  # [R, w]
+        r, h, w = rows.shape
+        keys = self.key(rows).view(r, h, self.config.heads, w).transpose(1, 2)  # [R, heads, H, w]
+        bias = self.key_bias(typed).transpose(1, 2)  # [R, heads, H]
+        bias = torch.where(batch.valid[:, None, :], bias, torch.full_like(bias, _EMPTY))
+        newest = torch.where(batch.valid, batch.hours, torch.full_like(batch.hours, 720.0)).amin(1)
+        size = torch.stack((there.sum(1).log1p() / 4.0, newest.log1p() / 4.0), 1)  # [R, 2]
+        return HistoryState(keys, bias, values, user, size)
+
+    def pairs(self, state: HistoryState, batch: ItemBatch) -> Tensor:
+        """[R, P, D]: items [R, P] against their own history."""
+        items = self.items(batch)  # [R, P, w]
+        r, p, w = items.shape
+        logits = torch.einsum("rpw,rahw->raph", items, state.keys) + state.bias[:, :, None, :]
+        weights = logits.float().clamp(max=ATTENTION_MAX).exp()
+        total = 1.0 + weights.sum(3)  # [R, heads, P]
+        attended = torch.einsum("raph,rhw->rapw", weights, state.values) / total[..., None]  # [R, heads, P, w]
+        met = torch.einsum("rapw,awv->rapv", attended, self.attended_cross) * items[:, None]
+        user = (self.user_cross(state.user)[:, None] * items).expand(r, p, w)
+        parts = [
+            items,
+            user,
+            state.user[:, None].expand(r, p, w),
+            attended.transpose(1, 2).reshape(r, p, -1),
+            met.transpose(1, 2).reshape(r, p, -1),
+            total.log().transpose(1, 2),
+            met.sum(3).transpose(1, 2),
+            user.sum(2, keepdim=True),
+            state.size[:, None].expand(r, p, 2),
+            self.target_item_table[batch.bucket % self.config.item_buckets],
+        ]
+        hidden = torch.nn.functional.silu(self.hidden(torch.cat(parts, 2)))
+        return torch.nn.functional.silu(self.shared(hidden)).float()
+
+    def tasks(self, vectors: Tensor, hours: Tensor) -> Tensor:
+        """[..., tasks] logits from vectors [..., D] and the hour of the day [...] (0-24): the heads, where context enters."""
+        angle = hours[..., None] * (2.0 * torch.pi / 24.0)
+        context = torch.cat((angle.sin(), angle.cos(), (2 * angle).sin(), (2 * angle).cos()), -1)
+        inputs = torch.cat((vectors, context), -1)
+        tasks = len(self.config.tasks)
+        hidden = self.head_hidden(inputs).relu().unflatten(-1, (tasks, self.config.head_hidden))
+        logits: Tensor = (hidden * self.head_out).sum(-1) + self.head_skip(inputs)
+        return logits
+
+
+def age_features(hours: Tensor) -> Tensor:
+    """[..., 1 + scales]: log1p(hours) / 4 and one decay a scale."""
+    decays = [(hours / -scale).exp() for scale in AGE_SCALES_HOURS]
+    return torch.stack((hours.log1p() / 4.0, *decays), -1)
