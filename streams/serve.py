@@ -1,0 +1,316 @@
+"""Serve: one partition's folds of events and embeddings, and its answers to ranking requests.
+
+In: batches of events, embeddings and requests with the next offset of their topic. Out: one `RankedResult` a request, in order.
+Never: awaits, reads a clock, or lets one request's company change its bytes. Whether a request is late, and whether state is still
+being restored, is decided by the caller, so that a replay can honour what was decided.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import msgspec
+import numpy as np
+
+from models.features import I32, I64, Features, Vectors, no_vectors
+from models.ranker import RankerLike
+from schemas.errors import ConfigError
+from schemas.events import EventBatch
+from schemas.inference import Embeddings
+from schemas.ranking import TIERS, Basis, CheckedRequest, RankedResult, decode_result, encode_result
+from schemas.topics import EMBEDDINGS, EVENTS
+from streams.aggregate import Aggregate
+from streams.answers import Answers
+from streams.cache import Cache
+from streams.clock import PartitionClock
+from streams.counters import ItemCounters
+from streams.features import build_features
+from streams.history import History, HistoryRow
+from streams.items import ItemIndex
+from streams.lookup import MISSING, Found, Neighborhood, lookup
+from streams.neighbors import Cut, Generation, Neighbors, NeighborsConfig, user_vectors
+from streams.rank import fallback, ranked
+from streams.state.prune import Pruner, Rules
+from streams.state.store import FoldCounts, Store, Transaction
+
+_HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """`ttl_ms` 0 = no exact vectors. A generation of neighbours is due every `generation_records` embeddings records (0 = never).
+
+    `answers_bytes_max` is what one partition may keep of the last `answers_window_ms` (event time) for repeated requests.
+    """
+
+    ttl_ms: int = 4 * _HOUR_MS
+    pane_ms: int = 600_000
+    window_ms: int = 24 * _HOUR_MS
+    history_rows_max: int = 100
+    shown_rows_max: int = 64
+    shadow: bool = False
+    neighbors_k: int = 10
+    neighbors_exact_users_max: int = 20_000
+    neighbors_seed: int = 7
+    generation_records: int = 20_000
+    answers_window_ms: int = 600_000
+    answers_bytes_max: int = 256 << 20
+
+    def hash(self) -> str:
+        """16 hex digits that every result names."""
+        return hashlib.blake2b(msgspec.json.encode(asdict(self)), digest_size=8).hexdigest()
+
+
+class Serve:
+    """`space` and `dimensions` are those that `ranker` was trained on; `base` is the ranker without vectors, for `shadow`."""
+
+    def __init__(
+        self,
+        partition: int,
+        bundle_hash: str,
+        ranker: RankerLike,
+        base: RankerLike | None,
+        space: int,
+        dimensions: int,
+        config: ServeConfig,
+        store: Store,
+        items: ItemIndex,
+    ) -> None:
+        if config.shadow and base is None:
+            raise ConfigError(
+                "[serve] shadow = true, but the bundle has no base ranker; train one or set shadow = false"
+            )
+        self.partition, self.space, self.config, self.store, self.index = partition, space, config, store, items
+        self._bundle, self._config_hash = bundle_hash, config.hash()
+        self._ranker, self._base, self._dimensions = ranker, base if config.shadow else None, dimensions
+        self._history = History("history", config.history_rows_max, impressions=False)
+        self._shown = History("shown", config.shown_rows_max, impressions=True)
+        self._counters = ItemCounters(items)
+        self._cache = Cache(config.ttl_ms, dimensions)
+        self._aggregate = Aggregate(dimensions, config.pane_ms, config.window_ms)
+        chosen = NeighborsConfig(config.neighbors_k, config.neighbors_exact_users_max, seed=config.neighbors_seed)
+        self.neighbors = Neighbors(chosen, dimensions, config.window_ms)
+        self.clock = PartitionClock.load(store)
+        self.answers = Answers(config.answers_bytes_max, config.answers_window_ms)
+        self.items_applied = 0
+        """Next offsets of the catalogue that `items` has applied, summed over its partitions; the caller keeps it."""
+        self._pruner = Pruner(self.rules())
+        self._records_since_cut = 0
+        self._counts = dict.fromkeys(_COUNTERS, 0)
+
+    def rules(self) -> Rules:
+        """Which rows are live: of every table that this folds."""
+        folds = (self._history, self._shown, self._counters, self._cache, self._aggregate)
+        return {table: rule for fold in folds for table, rule in fold.rules().items()}
+
+    def events(self, batch: EventBatch, next_offset: int) -> None:
+        """Fold events: histories, impressions, counters, the clock; one commit with the stamp."""
+        txn = Transaction(self.store)
+        self._pruner.step(self.store, txn, self.clock.now)
+        history = self._history.fold(batch, txn) + self._shown.fold(batch, txn)
+        self._counters.fold(batch, txn)
+        clock = PartitionClock(self.clock.now)
+        clock.advance(batch.ts)
+        clock.save(txn)
+        txn.stamp(EVENTS.name, next_offset)
+        self.store.commit(txn)
+        self.clock = clock
+        self._count("events", history)
+
+    def embeddings(self, batch: Sequence[Embeddings], next_offset: int) -> None:
+        """Fold vectors: pairs and user panes; one commit with the stamp. Of this space only those of `dimensions` numbers."""
+        fitting = [m for m in batch if m.space != self.space or m.codes.shape[1] == self._dimensions]
+        txn = Transaction(self.store)
+        counts, accepted = self._cache.fold(fitting, txn)
+        self._aggregate.fold(fitting, accepted, txn)
+        txn.stamp(EMBEDDINGS.name, next_offset)
+        self.store.commit(txn)
+        self._records_since_cut += len(batch)
+        self._counts["embeddings_dimensions"] += len(batch) - len(fitting)
+        self._count("vectors", counts)
+
+    def rank(
+        self, requests: Sequence[CheckedRequest], late: Sequence[bool] | None = None, degraded: bool = False
+    ) -> list[RankedResult]:
+        """One result a request; `late` ones get the fallback order, known ones what they got before."""
+        return [result or decode_result(data) for result, data in self._answered(requests, late, degraded)]
+
+    def answer(
+        self, requests: Sequence[CheckedRequest], late: Sequence[bool] | None = None, degraded: bool = False
+    ) -> list[bytes]:
+        """`rank` as the bytes for the topic; a repeated request gets the very bytes that were sent."""
+        return [data for _, data in self._answered(requests, late, degraded)]
+
+    def remember(self, results: Iterable[bytes]) -> None:
+        """Results read back from ranked-results, in offset order, so that repeats of their requests are known."""
+        self.answers.remember((decode_result(data), data) for data in results)
+
+    def cut_due(self) -> bool:
+        """Whether enough embeddings records were folded since the last cut."""
+        return 0 < self.config.generation_records <= self._records_since_cut
+
+    def cut(self) -> Cut:
+        """Begin a generation of neighbours from the rows as they are now; see `streams.neighbors` for how it goes on."""
+        self._records_since_cut = 0
+        name = (self._stamp(EVENTS.name), self._stamp(EMBEDDINGS.name))
+        return Cut(self.neighbors.config, self.store, name, self.clock.now, self._history, self._aggregate, self.space)
+
+    def generation(self) -> Generation:
+        """A whole generation at once, for replay and tests."""
+        cut = self.cut()
+        while cut.step(self._ranker, self.index):
+            pass
+        return cut.finish()
+
+    def step(self, cut: Cut) -> bool:
+        """Read some more users into `cut`, between batches; False when it can be finished."""
+        return cut.step(self._ranker, self.index)
+
+    def install(self, generation: Generation | None) -> bool:
+        """Use this generation from the next request on; False where it is refused (torn, or older)."""
+        return self.neighbors.install(generation)
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the start, and sizes now."""
+        generation = self.neighbors.generation
+        return {
+            **self._counts,
+            "answers": len(self.answers),
+            "answers_bytes": self.answers.bytes,
+            "answers_forgotten_early": self.answers.forgotten_early,
+            "neighbor_users": len(generation.keys) if generation else 0,
+            "generations_refused": self.neighbors.refused,
+            "clock_ms": self.clock.now,
+        }
+
+    def _answered(
+        self, requests: Sequence[CheckedRequest], late: Sequence[bool] | None, degraded: bool
+    ) -> list[tuple[RankedResult | None, bytes]]:
+        """Per request its bytes, and the result itself where it was made just now."""
+        nows = [max(request.ts, self.clock.now) for request in requests]
+        known = [self.answers.find(r.user, r.request_id, now) for r, now in zip(requests, nows, strict=True)]
+        first: dict[tuple[str, str], int] = {}  # of each request that has no answer yet
+        for at, request in enumerate(requests):
+            if known[at] is None:
+                first.setdefault((request.user, request.request_id), at)
+        flags = ("degraded",) if degraded else ()
+        made: dict[int, tuple[RankedResult, bytes]] = {}
+        for place, result in self._make(requests, nows, list(first.values()), late, flags):
+            made[place] = (result, encode_result(result))
+        for place in first.values():
+            self.answers.keep(*made[place])
+        self._counts["requests"] += len(requests)
+        self._counts["repeated"] += len(requests) - len(made)
+        return [
+            made.get(at) or (None, known[at] or made[first[(request.user, request.request_id)]][1])
+            for at, request in enumerate(requests)
+        ]
+
+    def _make(
+        self,
+        requests: Sequence[CheckedRequest],
+        nows: Sequence[int],
+        places: Sequence[int],
+        late: Sequence[bool] | None,
+        flags: Sequence[str],
+    ) -> Iterator[tuple[int, RankedResult]]:
+        """Results of the requests at `places`, in no order: the late ones by popularity, the rest by the ranker."""
+        behind = [at for at in places if late is not None and late[at]]
+        yield from zip(
+            behind, self._fallbacks([requests[at] for at in behind], [nows[at] for at in behind], flags), strict=True
+        )
+        empty = [at for at in places if not requests[at].candidates and at not in behind]
+        for at in empty:
+            yield at, ranked(requests[at], nows[at], [], None, [], [], self._basis(requests[at]), flags)
+        rest = [at for at in places if requests[at].candidates and at not in behind]
+        yield from zip(rest, self._scored([requests[at] for at in rest], [nows[at] for at in rest], flags), strict=True)
+
+    def _fallbacks(
+        self, requests: Sequence[CheckedRequest], nows: Sequence[int], flags: Sequence[str]
+    ) -> Iterator[RankedResult]:
+        for request, now in zip(requests, nows, strict=True):
+            counts = self._counters.read(self.store, self.index.intern(request.candidates), now)
+            self._counts["late"] += 1
+            yield fallback(request, now, counts, self._basis(request), flags)
+
+    def _scored(
+        self, requests: Sequence[CheckedRequest], nows: Sequence[int], flags: Sequence[str]
+    ) -> Iterator[RankedResult]:
+        """Features, the ladder, the ranker: one bulk read and one pass of each for all requests."""
+        if not requests:
+            return
+        sizes = [len(request.candidates) for request in requests]
+        request_of = np.repeat(np.arange(len(requests), dtype=np.int32), sizes)
+        now = np.array(nows, np.int64)
+        histories = self._history.read(self.store, [request.user for request in requests])
+        found = self._look_up(requests, request_of, now, histories)
+        features = self._features(requests, request_of, now, histories)
+        scores = self._ranker.score(features, found.vectors).tolist()
+        shadow = None if self._base is None else self._base.score(features, self._nothing(features)).tolist()
+        tiers, ages = found.tier.tolist(), found.age_ms.tolist()
+        self._tally(found, scores)
+        start = 0
+        for request, size, at in zip(requests, sizes, nows, strict=True):
+            mine = slice(start, start + size)
+            shadowed = None if shadow is None else shadow[mine]
+            yield ranked(request, at, scores[mine], shadowed, tiers[mine], ages[mine], self._basis(request), flags)
+            start += size
+
+    def _look_up(
+        self, requests: Sequence[CheckedRequest], request_of: I32, now: I64, histories: Sequence[HistoryRow]
+    ) -> Found:
+        """Vectors of every tier. Neighbours are asked only for users without a mean of their own: on average they add nothing
+        to one (MODELS.md), and at most one user in ten needs them."""
+        users = [request.user for request in requests]
+        means = self._aggregate.mean(self.store, users, self.space, now)
+        pairs = self._cache.read_many(self.store, users, self.space)
+        near = Neighborhood(np.zeros_like(means.mean), np.full(len(users), MISSING, np.int64))
+        lonely = np.flatnonzero(means.count == 0)
+        if len(lonely) and self.neighbors.generation is not None:
+            queries = user_vectors([histories[at] for at in lonely.tolist()], self._ranker, self.index)
+            said = self.neighbors.ask(queries, now[lonely])
+            near.vector[lonely], near.age_ms[lonely] = said.vector, said.age_ms
+        candidates = [request.candidates for request in requests]
+        return lookup(candidates, request_of, now, pairs, means, near, self.config.ttl_ms)
+
+    def _features(
+        self, requests: Sequence[CheckedRequest], request_of: I32, now: I64, histories: Sequence[HistoryRow]
+    ) -> Features:
+        users = [request.user for request in requests]
+        rows = self.index.intern(list(itertools.chain.from_iterable(request.candidates for request in requests)))
+        item_counts = self._counters.read(self.store, rows, now[request_of])
+        user_counts = self._counters.read_users(self.store, users, now)
+        shown = self._shown.read(self.store, users)
+        return build_features(users, histories, shown, now, request_of, rows, self.index, item_counts, user_counts)
+
+    def _nothing(self, features: Features) -> Vectors:
+        return no_vectors(len(features.request), len(features.user_bucket), self._dimensions)
+
+    def _basis(self, request: CheckedRequest) -> Basis:
+        return Basis(
+            self.partition, request.offset, self._stamp(EVENTS.name), self._stamp(EMBEDDINGS.name), self.items_applied,
+            self._bundle, self._config_hash, self.neighbors.name,
+        )  # fmt: skip
+
+    def _stamp(self, topic: str) -> int:
+        return self.store.stamp(topic) or 0
+
+    def _tally(self, found: Found, scores: Sequence[float]) -> None:
+        for name, count in zip(TIERS, np.bincount(found.tier, minlength=len(TIERS)).tolist(), strict=True):
+            self._counts[f"tier_{name}"] += count
+        self._counts["bad_scores"] += len(scores) - int(np.isfinite(scores).sum())
+
+    def _count(self, kind: str, counts: FoldCounts) -> None:
+        self._counts[f"{kind}_accepted"] += counts.accepted
+        self._counts[f"{kind}_duplicate"] += counts.duplicate
+        self._counts[f"{kind}_late"] += counts.late
+
+
+_COUNTERS = (
+    "requests", "repeated", "late", "bad_scores", "embeddings_dimensions",
+    *(f"tier_{tier}" for tier in TIERS),
+    *(f"{kind}_{fate}" for kind in ("events", "vectors") for fate in ("accepted", "duplicate", "late")),
+)  # fmt: skip
