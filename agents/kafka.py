@@ -146,16 +146,17 @@ def _ssl_context(kafka: KafkaConfig) -> ssl.SSLContext:
     return context
 
 
-def probe(bootstrap: str, timeout_s: float) -> bool:
-    """Whether a broker there answers a metadata request within `timeout_s` seconds, without TLS or SASL."""
+def probe(bootstrap: str, timeout_s: float) -> str | None:
+    """The cluster id of the broker that answers there within `timeout_s` seconds, without TLS or SASL, or None."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
     settings: dict[str, Any] = {"bootstrap.servers": bootstrap, "reconnect.backoff.max.ms": 200, "logger": _SILENT}
     try:
-        return bool(AdminClient(settings).list_topics(timeout=timeout_s).brokers)
+        metadata = AdminClient(settings).list_topics(timeout=timeout_s)
     except KafkaException:
-        return False
+        return None
+    return metadata.cluster_id if metadata.brokers else None
 
 
 class TopicAdmin:

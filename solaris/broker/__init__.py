@@ -1,6 +1,6 @@
 """A real Apache Kafka on this machine, without Docker and without a Java of its own: `with Broker.start(dir) as b:`.
 
-jars.py (what to run) → properties.py (how to run it) → process.py (running it).
+jars.py (what to run) → properties.py (how to run it) → place.py (where) → process.py (running it).
 """
 
 from solaris.broker.process import DEFAULT_DATA_DIR, Broker

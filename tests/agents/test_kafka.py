@@ -83,7 +83,9 @@ def test_nobody_there_is_said(unused_tcp_port: int) -> None:
 
 
 def test_topics_are_created_with_their_settings_and_then_left_alone(broker: Broker, topic_prefix: str) -> None:
-    from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin._config import ConfigResource
+    from confluent_kafka.admin._resource import ResourceType
 
     kafka = KafkaConfig(bootstrap=broker.bootstrap, topic_prefix=topic_prefix)
     assert TopicAdmin(kafka).partitions() == {}
