@@ -12,6 +12,7 @@ Row: per pane that has any, oldest first, u32 pane, u32, u32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -102,7 +103,7 @@ class Rings:
         live = panes > newest[:, None] - PANES
         records = np.concatenate((panes[:, :, None], counts), 2)[live].astype("<u4").tobytes()
         ends = (np.cumsum(live.sum(1)) * _RECORD_BYTES).tolist()
-        return [records[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        return [records[start:end] for start, end in pairwise([0, *ends])]
 
     def window(self, rows: Index, now: int | I64) -> I64:
         """Counts in (now - 24 h, now], int64 [n, 2]; `now` is one time or one a row."""
