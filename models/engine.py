@@ -2,7 +2,8 @@
 
 In: requests with a history snapshot and n items each. Out: per request its `Embeddings`, or the `BadRecord` that says why there
 are none: one bad request fails alone, and answers never swap places. Batches by size, pads shapes, chooses the precision. Its
-numbers are the same within a stated tolerance whatever a request was batched with, and on whichever device. Knows no topic, queue or deadline.
+numbers are the same within a stated tolerance whatever a request was batched with, and on whichever device. Knows no topic,
+queue or deadline.
 """
 
 from __future__ import annotations

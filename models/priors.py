@@ -22,8 +22,8 @@ _ASKED = "asked."
 class Priors:
     """m items by id with their statistics, most popular first.
 
-    `popularity` float32 [m] (positives or events in the training window's last 24 h), `covisit_index` int32 [m, K] (rows of `items`,
-    -1 = none) with `covisit_weight` float32 [m, K], `asked`: weights of P(asked) by name, whatever shapes its owner wants.
+    `popularity` float32 [m] (events or positives in the training window's last 24 h), `covisit_index` int32 [m, K] (rows of
+    `items`, -1 = none) with `covisit_weight` float32 [m, K], `asked`: weights of P(asked) by name, whatever shapes its owner wants.
     """
 
     items: list[str] = field(default_factory=list)

@@ -4,7 +4,7 @@ In: `Features` of r requests with n pairs and their `Vectors`. Out: n probabilit
 slots (exact, user, neighbor), each with a mask and an age; pairs with an exact vector have a head of their own (two heads were
 worth 6 points of transfer ratio). Never sees an id, a clock or a store, and never mixes two requests in one computation.
 
-`RankerNet` is the definition, in torch, and what is trained; `Ranker.score` is the same network in numpy at one fixed shape.
+`RankerNet` is the definition, in torch, and what is trained; `models.scoring` is the same network in numpy at one fixed shape.
 """
 
 from __future__ import annotations
@@ -19,18 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from models.features import DENSE, F32, I32, Features, Vectors, no_vectors, pair_starts, take_requests
+from models.scoring import ATTENTION_MAX, EMPTY, HOUR_MS, Scorer
 from models.seeded import State, bare_linear, generator, initialise, load_state, state_of, threads
 
 F64 = npt.NDArray[np.float64]
 
-ROWS = 128
-"""Candidates a call; a request with fewer is padded, one with more takes several calls."""
 
-ATTENTION_MAX = 20.0
-"""Attention logits are cut here, so that exp stays finite in float32."""
-
-HOUR_MS = 3_600_000.0
-_EMPTY = -1e4  # an attention logit that exp turns into zero
+_CHUNK_PAIRS = 8192  # of score_many: bounds its memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +96,19 @@ class RankerNet(nn.Module):
         request = torch.from_numpy(features.request).long()
         items = self.items(features.item_bucket, features.category, features.content)  # [n, k]
         history, bias, mean = self._history(features)  # [r, s, 2e], [r, s], [r, 2e]
-        logits = (self.query(history)[request] @ items[:, :, None]).squeeze(2) + bias[request]  # [n, s]
-        weights = logits.clamp(max=ATTENTION_MAX).exp()
-        total = 1.0 + weights.sum(1, keepdim=True)
-        attended = (weights[:, None, :] @ history[request]).squeeze(1) / total  # [n, 2e]
         inputs = self._request_inputs(features, vectors, mean)  # [r, request_inputs]
         cross = self.cross(inputs).view(len(inputs), self.config.cross_rank, self.config.item_dims)
-        dots = (cross[request] @ items[:, :, None]).squeeze(2)  # [n, cross_rank]
+        # pairs as [r, p] with padding, so that what belongs to a request is multiplied once and not gathered for every pair
+        starts = torch.from_numpy(pair_starts(features))
+        p = int((starts[1:] - starts[:-1]).max()) if len(inputs) else 0
+        place = request * p + torch.arange(len(request)) - starts[request]
+        padded = items.new_zeros(len(inputs) * p, items.shape[1]).index_copy(0, place, items).view(len(inputs), p, -1)
+        logits = padded @ self.query(history).transpose(1, 2) + bias[:, None, :]  # [r, p, s]
+        weights = logits.clamp(max=ATTENTION_MAX).exp()
+        total = 1.0 + weights.sum(2, keepdim=True)
+        met = torch.cat((weights @ history / total, total.log(), padded @ cross.transpose(1, 2)), 2)
         dense = (torch.from_numpy(features.dense) - self.dense_mean) / self.dense_std
-        parts = [items, dense, attended, total.log(), dots]
+        parts = [items, dense, met.flatten(0, 1)[place]]
         if self.config.vectors:
             parts.append(slot(vectors.exact, vectors.exact_age_ms))
         first = self.pair(torch.cat(parts, 1)) + self.request(inputs)[request]
@@ -141,7 +140,7 @@ class RankerNet(nn.Module):
         bias = self.type_bias[torch.from_numpy(features.history_type).long()]
         bias = bias + self.age_weight * torch.from_numpy(features.history_age)
         mean = rows.sum(1) / valid.sum(1, keepdim=True).clamp(min=1.0)
-        return rows, torch.where(valid > 0, bias, torch.full_like(bias, _EMPTY)), mean
+        return rows, torch.where(valid > 0, bias, torch.full_like(bias, EMPTY)), mean
 
     def _request_inputs(self, features: Features, vectors: Vectors, mean: Tensor) -> Tensor:
         parts = [self.user_table[torch.from_numpy(features.user_bucket % self.config.user_buckets).long()], mean]
@@ -169,6 +168,7 @@ class Ranker:
         self._net = RankerNet(config)
         load_state(self._net, state, "ranker")
         self._net.requires_grad_(False)
+        self._scorer = Scorer(config, self.state())
 
     @classmethod
     def untrained(cls, config: RankerConfig, seed: int) -> Ranker:
@@ -187,18 +187,20 @@ class Ranker:
             return np.asarray(self._net.items(bucket, category, content).numpy(), np.float32)
 
     def score(self, features: Features, vectors: Vectors | None = None) -> F64:
-        """float64 [n]: probabilities, each request computed alone at the padded shape of ROWS rows."""
-        starts = pair_starts(features)
-        vectors = self._vectors(features, vectors)
-        out = np.empty(len(features.request), np.float64)
-        for request in range(len(features.user_bucket)):
-            one, had, pairs = take_requests(features, vectors, np.array([request]), starts)
-            out[pairs] = self._probabilities(one, had)
-        return out
+        """float64 [n]: probabilities, each request computed alone at the padded shape of `models.scoring.ROWS` rows, one thread."""
+        return self._scorer.score(features, self._vectors(features, vectors), pair_starts(features))
 
     def score_many(self, features: Features, vectors: Vectors | None = None) -> F64:
         """float64 [n]: the same numbers within 1e-6, all requests in one batch: not byte-stable across batches."""
-        return self._probabilities(features, self._vectors(features, vectors))
+        vectors, starts = self._vectors(features, vectors), pair_starts(features)
+        out = np.empty(len(features.request), np.float64)
+        counts = np.diff(starts)
+        order = np.argsort(counts, kind="stable")
+        for chosen in np.array_split(order[counts[order] > 0], max(1, len(out) // _CHUNK_PAIRS)):
+            if len(chosen):
+                one, had, pairs = take_requests(features, vectors, chosen, starts)
+                out[pairs] = self._probabilities(one, had)
+        return out
 
     def _vectors(self, features: Features, vectors: Vectors | None) -> Vectors:
         if vectors is None or not self.config.vectors:
