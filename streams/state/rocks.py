@@ -82,7 +82,7 @@ class RocksStore:
         self._tables = {name: self._db.get_column_family(name) for name in names}
         self._handles = {name: self._db.get_column_family_handle(name) for name in names}
         self._open_rows: weakref.WeakSet[Generator[Row, None, None]] = weakref.WeakSet()
-        stamps = _read(_items(self._tables[_META], b"", b""), b"", folder)
+        stamps = self.rows(_META)
         self._stamps = {key.decode(): int.from_bytes(value) for key, value in stamps}
 
     def get(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -96,14 +96,15 @@ class RocksStore:
         """For each prefix its rows, in key order."""
         family = self._tables[table]
         try:
-            return [list(_items(family, prefix, prefix)) for prefix in prefixes]
+            return [_scan(family, prefix) for prefix in prefixes]
         except Exception as error:
             raise _unusable(self.folder, error) from error
 
     def rows(self, table: str, prefix: bytes = b"", after: bytes = b"") -> Iterator[Row]:
         """Rows with this prefix and a key greater than `after`, as of now; may be read by another thread."""
-        items = _items(self._tables[table], prefix, max(prefix, after))  # the iterator pins its snapshot here
-        rows = _read(items, after, self.folder)
+        bounds = _bounds(prefix)
+        items = _items(self._tables[table], max(prefix, after), bounds)  # the iterator pins its snapshot here
+        rows = _read(items, bounds, after, self.folder)
         self._open_rows.add(rows)
         return rows
 
@@ -185,22 +186,35 @@ def _options(config: StateConfig, shares: int) -> Options:
     return options
 
 
-def _items(family: Rdict, prefix: bytes, start: bytes) -> Iterator[Row]:
-    """Rows from `start` to the end of the prefix. The bound lets RocksDB stop by itself: three times as fast as looking at keys."""
+def _bounds(prefix: bytes) -> ReadOptions:
+    """Where a scan of this prefix ends. The bound lets RocksDB stop by itself, three times as fast as looking at each key.
+
+    An iterator borrows the bound's bytes without holding them: keep the options until it is done.
+    """
     bounds = ReadOptions()
     stem = prefix.rstrip(b"\xff")
     if stem:
         bounds.set_iterate_upper_bound(stem[:-1] + bytes((stem[-1] + 1,)))
+    return bounds
+
+
+def _items(family: Rdict, start: bytes, bounds: ReadOptions) -> Iterator[Row]:
     return cast("Iterator[Row]", family.items(from_key=start, read_opt=bounds))  # raw mode: bytes alone
 
 
-def _read(items: Iterator[Row], after: bytes, folder: Path) -> Generator[Row, None, None]:
+def _scan(family: Rdict, prefix: bytes) -> list[Row]:
+    bounds = _bounds(prefix)
+    return list(_items(family, prefix, bounds))
+
+
+def _read(items: Iterator[Row], bounds: ReadOptions, after: bytes, folder: Path) -> Generator[Row, None, None]:
     try:
         for key, value in items:
             if key != after or not after:
                 yield key, value
     except Exception as error:
         raise _unusable(folder, error) from error
+    del bounds  # held until here
 
 
 def _unusable(folder: Path, error: Exception) -> SolarisError:
