@@ -8,14 +8,12 @@ being restored, is decided by the caller, so that a replay can honour what was d
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import msgspec
 import numpy as np
 
-from models.features import I32, I64, Features, Vectors, no_vectors
 from models.ranker import RankerLike
 from schemas.errors import ConfigError
 from schemas.events import EventBatch
@@ -27,13 +25,12 @@ from streams.answers import Answers
 from streams.cache import Cache
 from streams.clock import PartitionClock
 from streams.counters import ItemCounters
-from streams.features import build_features
-from streams.history import History, HistoryRow
+from streams.history import History
 from streams.items import ItemIndex
-from streams.lookup import MISSING, Found, Neighborhood, lookup
-from streams.neighbors import Cut, Generation, Neighbors, NeighborsConfig, user_vectors
+from streams.neighbors import Cut, Generation, Neighbors, NeighborsConfig
 from streams.rank import fallback, ranked
-from streams.state.prune import Pruner, Rules
+from streams.score import Scored, Scorer, Tables
+from streams.state.prune import Pruner
 from streams.state.store import FoldCounts, Store, Transaction
 
 _HOUR_MS = 3_600_000
@@ -64,6 +61,10 @@ class ServeConfig:
         return hashlib.blake2b(msgspec.json.encode(asdict(self)), digest_size=8).hexdigest()
 
 
+Observer = Callable[[Sequence[CheckedRequest], Scored], None]
+"""Sees what each batch of new requests was scored on: how training rows and reports are made. It must not change anything."""
+
+
 class Serve:
     """`space` and `dimensions` are those that `ranker` was trained on; `base` is the ranker without vectors, for `shadow`."""
 
@@ -85,33 +86,32 @@ class Serve:
             )
         self.partition, self.space, self.config, self.store, self.index = partition, space, config, store, items
         self._bundle, self._config_hash = bundle_hash, config.hash()
-        self._ranker, self._base, self._dimensions = ranker, base if config.shadow else None, dimensions
-        self._history = History("history", config.history_rows_max, impressions=False)
-        self._shown = History("shown", config.shown_rows_max, impressions=True)
-        self._counters = ItemCounters(items)
-        self._cache = Cache(config.ttl_ms, dimensions)
-        self._aggregate = Aggregate(dimensions, config.pane_ms, config.window_ms)
+        self._ranker, self._dimensions = ranker, dimensions
+        self.tables = Tables(
+            History("history", config.history_rows_max, impressions=False),
+            History("shown", config.shown_rows_max, impressions=True),
+            ItemCounters(items),
+            Cache(config.ttl_ms, dimensions),
+            Aggregate(dimensions, config.pane_ms, config.window_ms),
+        )
         chosen = NeighborsConfig(config.neighbors_k, config.neighbors_exact_users_max, seed=config.neighbors_seed)
         self.neighbors = Neighbors(chosen, dimensions, config.window_ms)
+        self._scorer = Scorer(self.tables, ranker, base if config.shadow else None, space, items, self.neighbors)
+        self.observer: Observer | None = None
         self.clock = PartitionClock.load(store)
         self.answers = Answers(config.answers_bytes_max, config.answers_window_ms)
         self.items_applied = 0
         """Next offsets of the catalogue that `items` has applied, summed over its partitions; the caller keeps it."""
-        self._pruner = Pruner(self.rules())
+        self._pruner = Pruner(self.tables.rules())
         self._records_since_cut = 0
         self._counts = dict.fromkeys(_COUNTERS, 0)
-
-    def rules(self) -> Rules:
-        """Which rows are live: of every table that this folds."""
-        folds = (self._history, self._shown, self._counters, self._cache, self._aggregate)
-        return {table: rule for fold in folds for table, rule in fold.rules().items()}
 
     def events(self, batch: EventBatch, next_offset: int) -> None:
         """Fold events: histories, impressions, counters, the clock; one commit with the stamp."""
         txn = Transaction(self.store)
         self._pruner.step(self.store, txn, self.clock.now)
-        history = self._history.fold(batch, txn) + self._shown.fold(batch, txn)
-        self._counters.fold(batch, txn)
+        history = self.tables.history.fold(batch, txn) + self.tables.shown.fold(batch, txn)
+        self.tables.counters.fold(batch, txn)
         clock = PartitionClock(self.clock.now)
         clock.advance(batch.ts)
         clock.save(txn)
@@ -124,8 +124,8 @@ class Serve:
         """Fold vectors: pairs and user panes; one commit with the stamp. Of this space only those of `dimensions` numbers."""
         fitting = [m for m in batch if m.space != self.space or m.codes.shape[1] == self._dimensions]
         txn = Transaction(self.store)
-        counts, accepted = self._cache.fold(fitting, txn)
-        self._aggregate.fold(fitting, accepted, txn)
+        counts, accepted = self.tables.cache.fold(fitting, txn)
+        self.tables.aggregate.fold(fitting, accepted, txn)
         txn.stamp(EMBEDDINGS.name, next_offset)
         self.store.commit(txn)
         self._records_since_cut += len(batch)
@@ -156,7 +156,15 @@ class Serve:
         """Begin a generation of neighbours from the rows as they are now; see `streams.neighbors` for how it goes on."""
         self._records_since_cut = 0
         name = (self._stamp(EVENTS.name), self._stamp(EMBEDDINGS.name))
-        return Cut(self.neighbors.config, self.store, name, self.clock.now, self._history, self._aggregate, self.space)
+        return Cut(
+            self.neighbors.config,
+            self.store,
+            name,
+            self.clock.now,
+            self.tables.history,
+            self.tables.aggregate,
+            self.space,
+        )
 
     def generation(self) -> Generation:
         """A whole generation at once, for replay and tests."""
@@ -232,62 +240,27 @@ class Serve:
         self, requests: Sequence[CheckedRequest], nows: Sequence[int], flags: Sequence[str]
     ) -> Iterator[RankedResult]:
         for request, now in zip(requests, nows, strict=True):
-            counts = self._counters.read(self.store, self.index.intern(request.candidates), now)
+            counts = self._scorer.popularity(self.store, request, now)
             self._counts["late"] += 1
             yield fallback(request, now, counts, self._basis(request), flags)
 
     def _scored(
         self, requests: Sequence[CheckedRequest], nows: Sequence[int], flags: Sequence[str]
     ) -> Iterator[RankedResult]:
-        """Features, the ladder, the ranker: one bulk read and one pass of each for all requests."""
         if not requests:
             return
-        sizes = [len(request.candidates) for request in requests]
-        request_of = np.repeat(np.arange(len(requests), dtype=np.int32), sizes)
-        now = np.array(nows, np.int64)
-        histories = self._history.read(self.store, [request.user for request in requests])
-        found = self._look_up(requests, request_of, now, histories)
-        features = self._features(requests, request_of, now, histories)
-        scores = self._ranker.score(features, found.vectors).tolist()
-        shadow = None if self._base is None else self._base.score(features, self._nothing(features)).tolist()
-        tiers, ages = found.tier.tolist(), found.age_ms.tolist()
-        self._tally(found, scores)
+        scored = self._scorer.score(self.store, requests, nows)
+        if self.observer is not None:
+            self.observer(requests, scored)
+        self._tally(scored)
+        scores, tiers, ages = scored.scores.tolist(), scored.found.tier.tolist(), scored.found.age_ms.tolist()
+        shadow = None if scored.shadow is None else scored.shadow.tolist()
         start = 0
-        for request, size, at in zip(requests, sizes, nows, strict=True):
-            mine = slice(start, start + size)
+        for request, now in zip(requests, nows, strict=True):
+            mine = slice(start, start + len(request.candidates))
+            start = mine.stop
             shadowed = None if shadow is None else shadow[mine]
-            yield ranked(request, at, scores[mine], shadowed, tiers[mine], ages[mine], self._basis(request), flags)
-            start += size
-
-    def _look_up(
-        self, requests: Sequence[CheckedRequest], request_of: I32, now: I64, histories: Sequence[HistoryRow]
-    ) -> Found:
-        """Vectors of every tier. Neighbours are asked only for users without a mean of their own: on average they add nothing
-        to one (MODELS.md), and at most one user in ten needs them."""
-        users = [request.user for request in requests]
-        means = self._aggregate.mean(self.store, users, self.space, now)
-        pairs = self._cache.read_many(self.store, users, self.space)
-        near = Neighborhood(np.zeros_like(means.mean), np.full(len(users), MISSING, np.int64))
-        lonely = np.flatnonzero(means.count == 0)
-        if len(lonely) and self.neighbors.generation is not None:
-            queries = user_vectors([histories[at] for at in lonely.tolist()], self._ranker, self.index)
-            said = self.neighbors.ask(queries, now[lonely])
-            near.vector[lonely], near.age_ms[lonely] = said.vector, said.age_ms
-        candidates = [request.candidates for request in requests]
-        return lookup(candidates, request_of, now, pairs, means, near, self.config.ttl_ms)
-
-    def _features(
-        self, requests: Sequence[CheckedRequest], request_of: I32, now: I64, histories: Sequence[HistoryRow]
-    ) -> Features:
-        users = [request.user for request in requests]
-        rows = self.index.intern(list(itertools.chain.from_iterable(request.candidates for request in requests)))
-        item_counts = self._counters.read(self.store, rows, now[request_of])
-        user_counts = self._counters.read_users(self.store, users, now)
-        shown = self._shown.read(self.store, users)
-        return build_features(users, histories, shown, now, request_of, rows, self.index, item_counts, user_counts)
-
-    def _nothing(self, features: Features) -> Vectors:
-        return no_vectors(len(features.request), len(features.user_bucket), self._dimensions)
+            yield ranked(request, now, scores[mine], shadowed, tiers[mine], ages[mine], self._basis(request), flags)
 
     def _basis(self, request: CheckedRequest) -> Basis:
         return Basis(
@@ -298,10 +271,10 @@ class Serve:
     def _stamp(self, topic: str) -> int:
         return self.store.stamp(topic) or 0
 
-    def _tally(self, found: Found, scores: Sequence[float]) -> None:
-        for name, count in zip(TIERS, np.bincount(found.tier, minlength=len(TIERS)).tolist(), strict=True):
+    def _tally(self, scored: Scored) -> None:
+        for name, count in zip(TIERS, np.bincount(scored.found.tier, minlength=len(TIERS)).tolist(), strict=True):
             self._counts[f"tier_{name}"] += count
-        self._counts["bad_scores"] += len(scores) - int(np.isfinite(scores).sum())
+        self._counts["bad_scores"] += len(scored.scores) - int(np.isfinite(scored.scores).sum())
 
     def _count(self, kind: str, counts: FoldCounts) -> None:
         self._counts[f"{kind}_accepted"] += counts.accepted

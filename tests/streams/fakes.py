@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from models.features import F32, I32, Features, Vectors
+from models.features import F32, I32, Features, Vectors, no_vectors
+from schemas.errors import BadRecord
 from schemas.events import Item
 from schemas.inference import Embeddings, FmRequest
 from schemas.keys import hash64
@@ -34,8 +35,12 @@ class FakeRanker:
         self.constant = constant
         self.calls = 0
 
-    def score(self, features: Features, vectors: Vectors) -> npt.NDArray[np.float64]:
+    def score_many(self, features: Features, vectors: Vectors | None = None) -> npt.NDArray[np.float64]:
+        return self.score(features, vectors)
+
+    def score(self, features: Features, vectors: Vectors | None = None) -> npt.NDArray[np.float64]:
         self.calls += 1
+        vectors = vectors or no_vectors(len(features.request), len(features.user_bucket), 4)
         if self.constant is not None:
             return np.full(len(features.request), self.constant)
         logits = (features.item_bucket % 97) / 97.0 - 0.5 + 0.01 * features.dense.astype(np.float64).sum(1)
@@ -61,15 +66,19 @@ class FakeEngine:
         self.dimensions = dimensions
         self.batches: list[int] = []
 
-    def embed(self, requests: Sequence[FmRequest]) -> list[Embeddings]:
+    def embed(
+        self, requests: Sequence[FmRequest], offsets: Sequence[int] | None = None
+    ) -> list[Embeddings | BadRecord]:
         self.batches.append(len(requests))
         if any("poison" in request.items for request in requests):
             raise ValueError("the model refuses this item")
-        return [self._one(request) for request in requests]
+        return [self._one(*one) for one in zip(requests, offsets or [-1] * len(requests), strict=True)]
 
-    def _one(self, request: FmRequest) -> Embeddings:
+    def _one(self, request: FmRequest, offset: int) -> Embeddings | BadRecord:
+        if "unfit" in request.items:
+            return BadRecord("length", "the model says so")
         rows = [np.random.default_rng(hash64(name)).integers(1, 100, self.dimensions) for name in request.items]
         codes = np.array(rows, np.int8).reshape(-1, self.dimensions)
         codes[[name == "nan" for name in request.items]] = 0
         scales = np.full(len(codes), 0.01, np.float32)
-        return Embeddings(request.user, request.space, request.as_of, -1, request.items, scales, codes)
+        return Embeddings(request.user, request.space, request.as_of, offset, request.items, scales, codes)

@@ -1,0 +1,86 @@
+"""Order and shape of results: ties, numbers that are not finite at every place, the fallback order."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+from schemas.ranking import Basis, RankedResult, encode_result
+from streams.rank import fallback, order, ranked
+from tests.streams.serving import NOW, request
+
+BASIS = Basis(0, 1, 2, 3, 4, "bundle", "config")
+BAD = (math.nan, math.inf, -math.inf)
+
+
+def _ranked(scores: list[float], names: list[str], shadow: list[float] | None = None) -> RankedResult:
+    n = len(names)
+    return ranked(request("r", "u", names), NOW, scores, shadow, [3] * n, [-1] * n, BASIS)
+
+
+def test_higher_scores_first_ties_by_id() -> None:
+    names = ["b", "a", "é", "B", "c"]
+    assert [names[at] for at in order([0.5, 0.5, 0.5, 0.5, 0.9], names)] == ["c", "B", "a", "b", "é"]
+    assert [names[at] for at in order([0.0, -0.0, 0.0, -0.0, 0.0], names)] == ["B", "a", "b", "c", "é"]
+
+
+@pytest.mark.parametrize("places", list(itertools.combinations(range(5), 2)))
+@pytest.mark.parametrize("bad", list(itertools.product(BAD, repeat=2)))
+def test_bad_scores_come_last_at_every_place(places: tuple[int, int], bad: tuple[float, float]) -> None:
+    names, scores = ["e", "d", "c", "b", "a"], [0.1, 0.9, 0.5, 0.7, 0.3]
+    good = [(-score, names[at]) for at, score in enumerate(scores) if at not in places]
+    expected = [name for _, name in sorted(good)]
+    for place, score in zip(places, bad, strict=True):
+        scores[place] = score
+    result = _ranked(scores, names)
+    assert [item.item_id for item in result.items] == expected + sorted(names[place] for place in places)
+    assert [item.bad_score for item in result.items] == [False] * 3 + [True] * 2
+    assert [item.score for item in result.items[3:]] == [None, None]
+
+    def no_constant(text: str) -> None:
+        raise AssertionError(f"{text} is not JSON")
+
+    assert len(json.loads(encode_result(result), parse_constant=no_constant)["items"]) == 5
+
+
+def test_a_bad_shadow_score_is_left_out_and_changes_no_order() -> None:
+    result = _ranked([0.1, 0.2], ["a", "b"], shadow=[0.9, math.nan])
+    assert [(item.item_id, item.score, item.shadow_score, item.bad_score) for item in result.items] == [
+        ("b", 0.2, None, False),
+        ("a", 0.1, 0.9, False),
+    ]
+
+
+def test_items_keep_their_own_tier_and_age() -> None:
+    result = ranked(request("r", "u", ["a", "b", "c"]), NOW, [0.1, 0.3, 0.2], None, [0, 3, 1], [5, -1, 7], BASIS)
+    assert [(item.item_id, item.tier, item.age_ms) for item in result.items] == [
+        ("b", "none", None),
+        ("c", "user", 7),
+        ("a", "exact", 5),
+    ]
+    assert (result.ts, result.basis) == (NOW, BASIS)
+
+
+def test_fallback_order_is_popularity_then_id() -> None:
+    counts = np.array([[5, 1], [9, 1], [0, 4], [5, 1]])
+    result = fallback(request("r", "u", ["b", "c", "d", "a"]), NOW, counts, BASIS, ("degraded",))
+    assert [item.item_id for item in result.items] == ["d", "c", "a", "b"]
+    assert {(item.score, item.tier, item.bad_score) for item in result.items} == {(None, "none", False)}
+    assert result.flags == ["degraded", "deadline"]
+
+
+def test_empty_in_empty_out() -> None:
+    assert _ranked([], []).items == []
+    assert fallback(request("r", "u", []), NOW, np.zeros((0, 2), np.int64), BASIS).items == []
+
+
+def test_duplicates_are_flagged() -> None:
+    asked = request("r", "u", ["a"], duplicates=True)
+    assert ranked(asked, NOW, [0.5], None, [3], [-1], BASIS, ("degraded",)).flags == [
+        "degraded",
+        "duplicate_candidates",
+    ]
