@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from models.encoders import random_projection
 from models.features import F32
 from models.seeded import State
 from schemas.errors import BundleError
@@ -105,9 +106,12 @@ class Compressor:
 
     def project(self, vectors: F32) -> F32:
         """float32 [n, d]: the small vectors before quantisation, within ±CLIP."""
-        inputs = self.standardise(vectors)
-        codes = (self._run("encode", inputs) - self._state["code_mean"]) / self._state["code_std"]
-        return np.asarray(np.clip(codes, -CLIP, CLIP), np.float32)
+        return np.asarray(np.clip(self.codes(vectors), -CLIP, CLIP), np.float32)
+
+    def codes(self, vectors: F32) -> F32:
+        """float32 [n, d]: the encoder's output in its fitted deviations, not clipped."""
+        raw = self._run("encode", self.standardise(vectors))
+        return np.asarray((raw - self._state["code_mean"]) / self._state["code_std"], np.float32)
 
     def standardise(self, vectors: F32) -> F32:
         """float32 [n, D]: zero mean, unit deviation by the stored figures, clipped."""
@@ -172,10 +176,3 @@ def floored_std(vectors: npt.NDArray[np.floating]) -> F32:
     """float32 [D]: standard deviations, none under half their median, none under 1e-6."""
     std = np.asarray(vectors, np.float64).std(axis=0)
     return np.asarray(np.maximum(std, max(0.5 * float(np.median(std)), 1e-6)), np.float32)
-
-
-def random_projection(dims: int, d: int, seed: int) -> State:
-    """Encoder and decoder of a random orthonormal projection [D, d]: the baseline that needs no data."""
-    square = np.random.default_rng(seed).standard_normal((dims, d))
-    basis = np.linalg.qr(square)[0].astype(np.float32)
-    return {"encode_0": basis, "decode_0": np.ascontiguousarray(basis.T)}
