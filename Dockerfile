@@ -5,7 +5,8 @@ WORKDIR /app
 # The locked packages first: they change seldom, and this layer holds the 6 GB.
 COPY pyproject.toml requirements.lock build.lock compiler.lock README.md Makefile ./
 COPY .ci/set-up .ci/set-up
-RUN mkdir schemas models streams agents solaris && make set-up && rm -rf .tools /root/.cache
+RUN for part in schemas models streams agents solaris; do mkdir $part && touch $part/__init__.py; done && \
+    make set-up && rm -rf .tools /root/.cache
 COPY . .
 
 FROM python:3.12-slim

@@ -3,7 +3,7 @@
 A file there is a verb: `import_.py` is `solaris import`. It has `app`, a typer.Typer, and the first line of its docstring
 is its line in the help. It is imported only when it is called, so that `solaris --help` knows nothing of torch or Kafka.
 
-Exit codes: 0 done, 1 the work failed, 2 the call or a setting is wrong, 130 interrupted.
+Exit codes: 0 done, 1 the work failed, 2 the call or a setting is wrong, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ast
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -122,6 +123,8 @@ def check_names() -> None:
 def main() -> None:
     """Entry point of the console script; exits with the codes named above."""
     debug = "--debug" in sys.argv
+    # As at Ctrl-C, what was started is stopped on the way out; a verb that stops in its own order sets its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         check_names()
         app(prog_name="solaris")
