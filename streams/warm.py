@@ -1,0 +1,76 @@
+"""What speculation has learned, as arrays: out to a bundle's priors or the store's soft table, and back in.
+
+In and out: `models.priors.Priors`, and the weights of P(asked) in the store. Never: anything that an answer depends on; without
+it speculation begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from models.priors import Priors
+from schemas.keys import prefixed
+from streams.asked import Asked
+from streams.predict import Predictor
+from streams.state.store import Reader, Transaction
+
+_WEIGHTS = prefixed(b"asked")
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def take_priors(priors: Priors, predictor: Predictor, now: int) -> None:
+    """Popularity and co-visits as a bundle has them, as if they had been counted at `now`; at most `items_max` items."""
+    names = priors.items[: predictor.config.items_max]
+    if not names:
+        return
+    slots = predictor.table.intern(names, now)
+    count = len(names)
+    times = np.full(count, now, np.int64)
+    predictor.table.touched_day.add(slots, times, priors.popularity[:count].astype(np.float64))
+    others, weights = priors.covisit_index[:count], priors.covisit_weight[:count]
+    row, place = np.nonzero((others >= 0) & (others < count) & (weights > 0))
+    if len(row):
+        times = np.full(len(row), now, np.int64)
+        predictor.covisits.learn(slots[row], slots[others[row, place]], times, weights[row, place])
+
+
+def make_priors(predictor: Predictor, asked: Asked, now: int, items_max: int) -> Priors:
+    """The `items_max` most popular items with their co-visits among each other, and the weights of P(asked)."""
+    table = predictor.table
+    popularity = table.touched_day.read(slice(0, len(table)), now)
+    order = np.lexsort((np.arange(len(table)), -popularity))[:items_max]
+    place = np.full(len(table) + 1, -1, np.int32)  # the last one for neighbours that are empty
+    place[order] = np.arange(len(order))
+    neighbors, shares = predictor.covisits.read(order)
+    index = place[neighbors]
+    return Priors(
+        [table.names[slot] for slot in order.tolist()],
+        popularity[order].astype(np.float32),
+        index,
+        np.where(index >= 0, shares, np.float32(0)),
+        dict(asked.export()),
+    )
+
+
+def save_asked(asked: Asked, txn: Transaction) -> None:
+    """Keep the weights of P(asked) with the rows of a batch."""
+    arrays = {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in asked.export().items()}
+    txn.put("soft", _WEIGHTS, msgspec.msgpack.encode(arrays))
+
+
+def load_asked(asked: Asked, reader: Reader) -> bool:
+    """Take the weights that were saved last; False where there are none, or of other features."""
+    (value,) = reader.get("soft", [_WEIGHTS])
+    if value is None:
+        return False
+    packed = msgspec.msgpack.decode(value, type=dict[str, tuple[str, tuple[int, ...], bytes]])
+    arrays: Mapping[str, npt.NDArray[Any]] = {
+        name: np.frombuffer(data, dtype).reshape(shape) for name, (dtype, shape, data) in packed.items()
+    }
+    return asked.load(arrays)
