@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 
@@ -73,16 +74,26 @@ def _exact(
     A vector from ahead of `now` (the embeddings were read before the events that they follow) has age 0, so that a TTL of 0 is off
     for it too.
     """
-    n = sum(map(len, candidates))
-    vectors, ages = np.zeros((n, d), np.float32), np.full(n, MISSING, np.int64)
-    start = 0
-    for at, (names, rows) in enumerate(zip(candidates, pairs, strict=True)):
+    sizes = [len(names) for names in candidates]
+    vectors, ages = np.zeros((sum(sizes), d), np.float32), np.full(sum(sizes), MISSING, np.int64)
+    found: list[int] = []
+    first = 0
+    for names, rows in zip(candidates, pairs, strict=True):
         if rows.items:
-            places = rows.find(names)
-            age = np.maximum(now[at] - rows.as_of[places], 0)
-            mine = np.flatnonzero((places >= 0) & (age < ttl_ms))
-            places, hits = places[mine], mine + start
-            ages[hits] = age[mine]
-            vectors[hits] = rows.codes[places] * rows.scales[places, None]
-        start += len(names)
+            places = dict(zip(rows.items, range(first, first + len(rows.items)), strict=True))
+            found += map(places.get, names, repeat(MISSING))
+        else:
+            found += [MISSING] * len(names)
+        first += len(rows.items)
+    place = np.array(found, np.int64)
+    hits = np.flatnonzero(place >= 0)
+    if not len(hits):
+        return vectors, ages
+    place = place[hits]
+    age = np.maximum(np.repeat(now, sizes)[hits] - np.concatenate([rows.as_of for rows in pairs])[place], 0)
+    fresh = age < ttl_ms
+    hits, place = hits[fresh], place[fresh]
+    ages[hits] = age[fresh]
+    scales = np.concatenate([rows.scales for rows in pairs])[place, None]
+    vectors[hits] = np.concatenate([rows.codes for rows in pairs])[place] * scales
     return vectors, ages

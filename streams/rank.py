@@ -6,49 +6,58 @@ lets a number that is not finite decide an order or reach the JSON.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from models.features import I64
+import numpy as np
+import numpy.typing as npt
+
+from models.features import I64, U8
 from schemas.ranking import TIERS, Basis, CheckedRequest, RankedItem, RankedResult
 
+F64 = npt.NDArray[np.float64]
+Columns = tuple[F64, F64 | None, U8, I64]
+"""Of n candidates: scores, the base ranker's (None = off), tiers, ages."""
 
-def order(scores: Sequence[float], names: Sequence[str]) -> list[int]:
+
+def order(scores: F64, names: Sequence[str]) -> list[int]:
     """Places best first: higher score, then item id (by code point); scores that are not finite last, by item id."""
-    good = [
-        (-score, name, at) for at, (score, name) in enumerate(zip(scores, names, strict=True)) if math.isfinite(score)
-    ]
-    good.sort()
-    places = [at for _, _, at in good]
-    if len(good) < len(names):
-        bad = sorted((name, at) for at, name in enumerate(names) if not math.isfinite(scores[at]))
-        places += [at for _, at in bad]
-    return places
+    places = np.argsort(-scores, kind="stable")
+    falling = scores[places]
+    if (falling[:-1] > falling[1:]).all() and np.isfinite(scores).all():
+        usual: list[int] = places.tolist()  # no ties, all finite
+        return usual
+    bad = ~np.isfinite(scores)
+    keys = list(zip(bad.tolist(), np.where(bad, 0.0, -scores).tolist(), names, range(len(names)), strict=True))
+    return [at for _, _, _, at in sorted(keys)]
 
 
 def ranked(
-    request: CheckedRequest,
-    now: int,
-    scores: Sequence[float],
-    shadow: Sequence[float] | None,
-    tiers: Sequence[int],
-    ages_ms: Sequence[int],
-    basis: Basis,
+    requests: Sequence[CheckedRequest],
+    nows: Sequence[int],
+    scores: F64,
+    shadow: F64 | None,
+    tiers: U8,
+    ages_ms: I64,
+    bases: Sequence[Basis],
     flags: Sequence[str] = (),
-) -> RankedResult:
-    """The result of one request whose candidates have these scores; `shadow` are the base ranker's on the same candidates."""
-    names = request.candidates
-    items = []
-    for at in order(scores, names):
-        score, age = scores[at], ages_ms[at]
-        finite = math.isfinite(score)
-        shadowed = None if shadow is None or not math.isfinite(shadow[at]) else shadow[at]
-        items.append(
+) -> Iterator[RankedResult]:
+    """Results of r requests with n candidates in all; the columns are [n], `shadow` the base ranker's scores of the candidates."""
+    score, tier = _finite_or_none(scores), [TIERS[code] for code in tiers.tolist()]
+    other = [None] * len(score) if shadow is None else _finite_or_none(shadow)
+    age = [value if value >= 0 else None for value in ages_ms.tolist()]
+    bad = (~np.isfinite(scores)).tolist()
+    start = 0
+    for request, now, basis in zip(requests, nows, bases, strict=True):
+        names = request.candidates
+        end = start + len(names)
+        items = [
             RankedItem(
-                names[at], score if finite else None, TIERS[tiers[at]], age if age >= 0 else None, shadowed, not finite
+                names[at], score[start + at], tier[start + at], age[start + at], other[start + at], bad[start + at]
             )
-        )
-    return RankedResult(request.request_id, request.user, now, items, _flags(request, flags), basis)
+            for at in order(scores[start:end], names)
+        ]
+        start = end
+        yield RankedResult(request.request_id, request.user, now, items, _flags(request, flags), basis)
 
 
 def fallback(request: CheckedRequest, now: int, counts: I64, basis: Basis, flags: Sequence[str] = ()) -> RankedResult:
@@ -63,3 +72,10 @@ def fallback(request: CheckedRequest, now: int, counts: I64, basis: Basis, flags
 
 def _flags(request: CheckedRequest, flags: Sequence[str]) -> list[str]:
     return [*flags, "duplicate_candidates"] if request.duplicates else list(flags)
+
+
+def _finite_or_none(numbers: F64) -> list[float | None]:
+    values: list[float | None] = numbers.tolist()
+    for at in np.flatnonzero(~np.isfinite(numbers)).tolist():
+        values[at] = None
+    return values

@@ -28,7 +28,7 @@ from streams.counters import ItemCounters
 from streams.history import History
 from streams.items import ItemIndex
 from streams.neighbors import Cut, Generation, Neighbors, NeighborsConfig
-from streams.rank import fallback, ranked
+from streams.rank import Columns, fallback, ranked
 from streams.score import Scored, Scorer, Tables
 from streams.state.prune import Pruner
 from streams.state.store import FoldCounts, Store, Transaction
@@ -86,7 +86,7 @@ class Serve:
             )
         self.partition, self.space, self.config, self.store, self.index = partition, space, config, store, items
         self._bundle, self._config_hash = bundle_hash, config.hash()
-        self._ranker, self._dimensions = ranker, dimensions
+        self.ranker, self._dimensions = ranker, dimensions
         self.tables = Tables(
             History("history", config.history_rows_max, impressions=False),
             History("shown", config.shown_rows_max, impressions=True),
@@ -169,13 +169,13 @@ class Serve:
     def generation(self) -> Generation:
         """A whole generation at once, for replay and tests."""
         cut = self.cut()
-        while cut.step(self._ranker, self.index):
+        while cut.step(self.ranker, self.index):
             pass
         return cut.finish()
 
     def step(self, cut: Cut) -> bool:
         """Read some more users into `cut`, between batches; False when it can be finished."""
-        return cut.step(self._ranker, self.index)
+        return cut.step(self.ranker, self.index)
 
     def install(self, generation: Generation | None) -> bool:
         """Use this generation from the next request on; False where it is refused (torn, or older)."""
@@ -226,15 +226,10 @@ class Serve:
         flags: Sequence[str],
     ) -> Iterator[tuple[int, RankedResult]]:
         """Results of the requests at `places`, in no order: the late ones by popularity, the rest by the ranker."""
-        behind = [at for at in places if late is not None and late[at]]
-        yield from zip(
-            behind, self._fallbacks([requests[at] for at in behind], [nows[at] for at in behind], flags), strict=True
-        )
-        empty = [at for at in places if not requests[at].candidates and at not in behind]
-        for at in empty:
-            yield at, ranked(requests[at], nows[at], [], None, [], [], self._basis(requests[at]), flags)
-        rest = [at for at in places if requests[at].candidates and at not in behind]
-        yield from zip(rest, self._scored([requests[at] for at in rest], [nows[at] for at in rest], flags), strict=True)
+        for answers, behind in ((self._fallbacks, True), (self._scored, False)):
+            group = [at for at in places if bool(late is not None and late[at]) is behind]
+            results = answers([requests[at] for at in group], [nows[at] for at in group], flags)
+            yield from zip(group, results, strict=True)
 
     def _fallbacks(
         self, requests: Sequence[CheckedRequest], nows: Sequence[int], flags: Sequence[str]
@@ -247,20 +242,17 @@ class Serve:
     def _scored(
         self, requests: Sequence[CheckedRequest], nows: Sequence[int], flags: Sequence[str]
     ) -> Iterator[RankedResult]:
-        if not requests:
-            return
-        scored = self._scorer.score(self.store, requests, nows)
-        if self.observer is not None:
-            self.observer(requests, scored)
-        self._tally(scored)
-        scores, tiers, ages = scored.scores.tolist(), scored.found.tier.tolist(), scored.found.age_ms.tolist()
-        shadow = None if scored.shadow is None else scored.shadow.tolist()
-        start = 0
-        for request, now in zip(requests, nows, strict=True):
-            mine = slice(start, start + len(request.candidates))
-            start = mine.stop
-            shadowed = None if shadow is None else shadow[mine]
-            yield ranked(request, now, scores[mine], shadowed, tiers[mine], ages[mine], self._basis(request), flags)
+        bases = [self._basis(request) for request in requests]
+        full = [at for at, request in enumerate(requests) if request.candidates]
+        columns: Columns = (np.zeros(0), None, np.zeros(0, np.uint8), np.zeros(0, np.int64))
+        if full:
+            asked = [requests[at] for at in full]
+            scored = self._scorer.score(self.store, asked, [nows[at] for at in full])
+            if self.observer is not None:
+                self.observer(asked, scored)
+            self._tally(scored)
+            columns = (scored.scores, scored.shadow, scored.found.tier, scored.found.age_ms)
+        yield from ranked(requests, nows, *columns, bases, flags)
 
     def _basis(self, request: CheckedRequest) -> Basis:
         return Basis(

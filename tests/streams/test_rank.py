@@ -19,13 +19,15 @@ BAD = (math.nan, math.inf, -math.inf)
 
 def _ranked(scores: list[float], names: list[str], shadow: list[float] | None = None) -> RankedResult:
     n = len(names)
-    return ranked(request("r", "u", names), NOW, scores, shadow, [3] * n, [-1] * n, BASIS)
+    other = None if shadow is None else np.array(shadow)
+    tiers, ages = np.full(n, 3, np.uint8), np.full(n, -1)
+    return next(ranked([request("r", "u", names)], [NOW], np.array(scores), other, tiers, ages, [BASIS]))
 
 
 def test_higher_scores_first_ties_by_id() -> None:
     names = ["b", "a", "é", "B", "c"]
-    assert [names[at] for at in order([0.5, 0.5, 0.5, 0.5, 0.9], names)] == ["c", "B", "a", "b", "é"]
-    assert [names[at] for at in order([0.0, -0.0, 0.0, -0.0, 0.0], names)] == ["B", "a", "b", "c", "é"]
+    assert [names[at] for at in order(np.array([0.5, 0.5, 0.5, 0.5, 0.9]), names)] == ["c", "B", "a", "b", "é"]
+    assert [names[at] for at in order(np.array([0.0, -0.0, 0.0, -0.0, 0.0]), names)] == ["B", "a", "b", "c", "é"]
 
 
 @pytest.mark.parametrize("places", list(itertools.combinations(range(5), 2)))
@@ -56,13 +58,21 @@ def test_a_bad_shadow_score_is_left_out_and_changes_no_order() -> None:
 
 
 def test_items_keep_their_own_tier_and_age() -> None:
-    result = ranked(request("r", "u", ["a", "b", "c"]), NOW, [0.1, 0.3, 0.2], None, [0, 3, 1], [5, -1, 7], BASIS)
-    assert [(item.item_id, item.tier, item.age_ms) for item in result.items] == [
-        ("b", "none", None),
-        ("c", "user", 7),
-        ("a", "exact", 5),
+    asked = [request("r", "u", ["a", "b"]), request("s", "v", []), request("t", "w", ["c", "a"], duplicates=True)]
+    columns = np.array([0.1, 0.3, 0.2, 0.4]), None, np.array([0, 3, 1, 2], np.uint8), np.array([5, -1, 7, 9])
+    results = list(ranked(asked, [NOW, NOW + 1, NOW + 2], *columns, [BASIS] * 3, ("degraded",)))
+    assert [[(item.item_id, item.tier, item.age_ms) for item in result.items] for result in results] == [
+        [("b", "none", None), ("a", "exact", 5)],
+        [],
+        [("a", "neighbor", 9), ("c", "user", 7)],
     ]
-    assert (result.ts, result.basis) == (NOW, BASIS)
+    assert [(result.request_id, result.user_id, result.ts) for result in results] == [
+        ("r", "u", NOW),
+        ("s", "v", NOW + 1),
+        ("t", "w", NOW + 2),
+    ]
+    assert [result.flags for result in results] == [["degraded"], ["degraded"], ["degraded", "duplicate_candidates"]]
+    assert results[0].basis == BASIS
 
 
 def test_fallback_order_is_popularity_then_id() -> None:
@@ -76,11 +86,3 @@ def test_fallback_order_is_popularity_then_id() -> None:
 def test_empty_in_empty_out() -> None:
     assert _ranked([], []).items == []
     assert fallback(request("r", "u", []), NOW, np.zeros((0, 2), np.int64), BASIS).items == []
-
-
-def test_duplicates_are_flagged() -> None:
-    asked = request("r", "u", ["a"], duplicates=True)
-    assert ranked(asked, NOW, [0.5], None, [3], [-1], BASIS, ("degraded",)).flags == [
-        "degraded",
-        "duplicate_candidates",
-    ]
