@@ -7,6 +7,7 @@ long are counted, not fatal; an encoding that can't be read line by line (UTF-16
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -24,11 +25,15 @@ Progress = Callable[[float], None]
 
 def head(path: Path, size: int = 65_536) -> bytes:
     """The first bytes of a file, unpacked, without a byte order mark. Raises `UsageError`."""
+    start = b""
     with path.open("rb") as raw:
+        file = _unpacked(raw)
         try:
-            start = _unpacked(raw).read(size)
-        except (OSError, EOFError):
-            raise UsageError(f"{path} can't be read as gzip; fetch it again, or unpack it first") from None
+            while len(start) < size and (more := file.read(4096)):
+                start += more
+        except (EOFError, gzip.BadGzipFile, zlib.error):
+            if not start:
+                raise UsageError(f"{path} can't be read as gzip; fetch it again, or unpack it first") from None
     if not start.startswith(b"PAR1"):
         _refuse_wide(path, start)
     return start.removeprefix(_BOM)
@@ -47,7 +52,7 @@ def lines(path: Path, rows: Rows, progress: Progress = lambda _: None) -> Iterat
                     while line and not line.endswith(b"\n"):
                         line = file.readline(LINE_BYTES_MAX)
                     continue
-            except (EOFError, gzip.BadGzipFile):
+            except (EOFError, gzip.BadGzipFile, zlib.error):
                 rows.drop("gzip_ends_early")
                 return
             if not line:

@@ -21,6 +21,8 @@ from schemas.keys import valid_id
 from solaris.importers.folder import LogFolder
 
 CHUNK_ROWS = 50_000
+KINDS_MAX = 1 << 16
+"""Distinct event types that a column of 16 bits can tell apart."""
 _NO_LATEST_MS = 1 << 62  # an old log is never "ahead of its append time"
 
 Int32 = npt.NDArray[np.int32]
@@ -106,6 +108,10 @@ class Rows:
             codes = self.users.code(user), self.items.code(item), self.kinds.code(kind)
             category_code = self.categories.code(category) if category else -1
             request_code = self.requests.code(request) if request else -1
+            if codes[2] >= KINDS_MAX:
+                raise BadRecord(
+                    "too_many_event_types", f"more than {KINDS_MAX} event types; is the right column mapped?"
+                )
         except BadRecord as error:
             self.dropped[error.reason] += 1
             return
