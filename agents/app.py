@@ -10,9 +10,10 @@ Never: what a processor does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import os
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +31,8 @@ from .transport.partition import Factory, InputTopic
 from .transport.wiring import Delivery, TransportConfig, Wiring
 
 log = logging.getLogger("solaris.app")
+
+FAULT_STOP_MS_MAX = 5_000  # after a fault nothing is committed, so nothing is worth a longer wait
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,7 @@ async def run(app: SolarisApp) -> int:
         wiring.fail(FatalError(f"the consumer stopped: {app.crash_reason!r}"))
     started.cancel()
     await asyncio.gather(started, return_exceptions=True)
-    await app.stop()
+    await _stopped(app)
     await wiring.runner.stop()
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
@@ -162,6 +165,20 @@ async def run(app: SolarisApp) -> int:
     return 0 if wiring.failure is None else 1
 
 
+async def _stopped(app: SolarisApp) -> None:
+    """Stop Faust; bounded, since its consumer waits for answers of brokers that may be gone."""
+    wiring = app.wiring
+    timeout_ms = FAULT_STOP_MS_MAX if wiring.failure is not None else wiring.config.stop_ms_max
+    stopping = asyncio.get_running_loop().create_task(app.stop())
+    _, late = await asyncio.wait([stopping], timeout=timeout_ms / 1000)  # not wait_for: Faust swallows cancellation
+    if late:
+        wiring.stuck = True
+        wiring.fail(FatalError(f"the consumer did not stop within {timeout_ms} ms; what is not committed is repeated"))
+        stopping.cancel()
+    else:
+        stopping.result()
+
+
 async def _started(app: SolarisApp) -> None:
     try:
         await app.start()
@@ -172,13 +189,28 @@ async def _started(app: SolarisApp) -> None:
 
 
 def run_worker(settings: WorkerSettings, make: Factory) -> int:
-    """Build and run a worker in this process; its exit code. TopicError before anything starts if its topics are not there."""
-    with contextlib.suppress(ImportError):
+    """Build and run a worker in this process; its exit code. TopicError before anything starts if its topics are not there.
+
+    If the consumer's thread can't be ended (its broker is gone), the process ends here, with code 1.
+    """
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
+        app = runner.run(_build(settings, make))
+        code = runner.run(run(app))
+        if app.wiring.stuck:
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    return code
+
+
+async def _build(settings: WorkerSettings, make: Factory) -> SolarisApp:
+    return build(settings, make)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
         import uvloop
-
-        return asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_main(settings, make))
-    return asyncio.run(_main(settings, make))
-
-
-async def _main(settings: WorkerSettings, make: Factory) -> int:
-    return await run(build(settings, make))
+    except ImportError:  # not on Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

@@ -139,7 +139,7 @@ class BatchConsumer(Consumer):
         await super().on_partitions_revoked(revoked)
 
     async def wait_empty(self) -> None:
-        """Before partitions go: drop what has not begun, wait for what has, flush, commit."""
+        """Before partitions go: drop what has not begun, wait for what has, flush, commit. Flushed first, the marks are exact."""
         self._end_session()
         wiring = self.wiring
         wiring.ledger.close(wiring.ledger.assigned())
@@ -149,6 +149,7 @@ class BatchConsumer(Consumer):
                 f"a batch did not end within {wiring.config.drain_ms_max} ms while its partition was being taken away; "
                 "make batches smaller (batch_rows_max) or the limit (drain_ms_max) larger"
             ))  # fmt: skip
+        await self._flushed()
         await self.force_commit()
 
     async def perform_seek(self) -> None:
@@ -191,18 +192,12 @@ class BatchConsumer(Consumer):
             commits = wiring.ledger.committable(wiring.mark)
             if not commits:
                 return False
+            if not await self._flushed():
+                return False
             try:
-                if not await wiring.output.barrier(wiring.config.barrier_ms_max / 1000):
-                    log.warning(
-                        "outputs were not acknowledged within %d ms: nothing committed", wiring.config.barrier_ms_max
-                    )
-                    return False
                 accepted = await self._thread.run(
                     self._thread.in_thread_commit(commits), wiring.config.commit_ms_max / 1000
                 )
-            except FatalError as error:
-                wiring.fail(error)
-                return False
             except TimeoutError:
                 log.warning(
                     "the group's coordinator did not take a commit within %d ms; trying again",
@@ -219,6 +214,17 @@ class BatchConsumer(Consumer):
                     "the group refused a commit because it has rebalanced; the work is repeated by whoever has it now"
                 )
             return bool(accepted)
+
+    async def _flushed(self) -> bool:
+        """Whether everything that was sent is acknowledged; a delivery that failed stops the process."""
+        timeout_ms = self.wiring.config.barrier_ms_max
+        try:
+            if await self.wiring.output.barrier(timeout_ms / 1000):
+                return True
+            log.warning("outputs were not acknowledged within %d ms: nothing committed", timeout_ms)
+        except FatalError as error:
+            self.wiring.fail(error)
+        return False
 
 
 class _Live:

@@ -19,11 +19,11 @@ from typing import Any, TypeVar, cast
 import aiokafka
 import numpy as np
 from aiokafka.consumer.fetcher import FetchResult
-from aiokafka.coordinator.assignors.abstract import AbstractPartitionAssignor
 from aiokafka.errors import CommitFailedError, ConsumerStoppedError, IllegalStateError, NoOffsetForPartitionError
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, credentials_to_aiokafka_auth, server_list
 
+from .assignor import CopartitionedAssignor
 from .batch import RecordBatch
 from .ledger import Commit, Partition
 
@@ -73,9 +73,9 @@ class BatchConsumerThread(AIOKafkaConsumerThread):
             self._waiter.set_result(None)
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
-        """As the stock one, but: co-partitioned assignor always, committed transactions only, short waits, no silent reset."""
+        """As the stock one, but: our assignor, committed transactions only, short waits, no silent reset."""
         conf, config = self.app.conf, cast(Any, self.app).wiring.config
-        self._assignor = cast(AbstractPartitionAssignor, self.app.assignor)
+        self._assignor = CopartitionedAssignor()
         return aiokafka.AIOKafkaConsumer(
             **credentials_to_aiokafka_auth(conf.broker_credentials, conf.ssl_context),
             bootstrap_servers=server_list(transport.url, transport.default_port),

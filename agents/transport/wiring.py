@@ -47,10 +47,13 @@ class TransportConfig:
     record_bytes_max: int = 1_000_000
     linger_ms: float = 1.0
     retries_max: int = 2
+    stop_ms_max: int = 75_000
 
     def __post_init__(self) -> None:
         if self.delivery_ms_max >= self.barrier_ms_max or self.drain_ms_max + self.barrier_ms_max >= self.rebalance_ms:
             raise ValueError("want delivery_ms_max < barrier_ms_max and drain_ms_max + barrier_ms_max < rebalance_ms")
+        if self.stop_ms_max < self.drain_ms_max + self.barrier_ms_max + self.commit_ms_max:
+            raise ValueError("want drain_ms_max + barrier_ms_max + commit_ms_max ≤ stop_ms_max")
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Wiring:
         self.output = output
         self.partitions = partitions
         self.failure: BaseException | None = None
+        self.stuck = False  # the consumer's thread could not be ended
         self.on_fail: Callable[[], None] = lambda: None
         self.on_room: Callable[[], None] = lambda: None
         self.rows_max = {topic.name: topic.batch_rows_max for topic in topics}

@@ -1,4 +1,4 @@
-"""The commit arithmetic: whatever the order of completion, revocations and gaps, nothing unfinished is committed and nothing stalls."""
+"""The commit arithmetic: nothing unfinished is committed and nothing stalls, whatever the order of completion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def test_only_the_finished_prefix_is_committable() -> None:
     ledger = Ledger()
     ledger.assign(P, 10, None)
     first, second = ledger.add(P, 15), ledger.add(P, 30)
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     ledger.begin(first, "a")
     ledger.begin(second, "b")
     ledger.done(second)
@@ -81,7 +82,8 @@ def test_before_a_revocation_what_has_not_begun_is_dropped_and_what_has_may_end(
     ledger = Ledger()
     ledger.assign(P, 0, None)
     at_work, waiting = ledger.add(P, 5), ledger.add(P, 9)
-    assert at_work is not None and waiting is not None
+    assert at_work is not None
+    assert waiting is not None
     ledger.begin(at_work)
     assert ledger.close([P, Q]) == [waiting]
     assert not ledger.begin(waiting)
