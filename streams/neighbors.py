@@ -174,17 +174,22 @@ class Neighbors:
 
 
 def user_vectors(histories: Sequence[HistoryRow], ranker: RankerLike, items: ItemIndex) -> F32:
-    """Mean of the ranker's item vectors over each user's newest SHORT_HISTORY rows, float32 [r, k]; zeros without history."""
+    """Mean of the ranker's item vectors over each user's newest SHORT_HISTORY rows, float32 [r, k]; zeros without history.
+
+    One call a user at one padded shape: a matrix product's last bits change with its shape, and a user's key must not depend on
+    who else was asked for.
+    """
     newest = [row.items[-SHORT_HISTORY:] for row in histories]
-    lengths = np.array([len(names) for names in newest], np.int64)
     rows = items.intern([name for names in newest for name in names])
-    vectors = ranker.item_vectors(items.bucket[rows], items.category[rows], items.content[rows])
-    means = np.zeros((len(histories), vectors.shape[1]), np.float32)
-    some = lengths > 0
-    if some.any():
-        starts = np.cumsum(lengths) - lengths
-        means[some] = np.add.reduceat(vectors, starts[some], axis=0) / lengths[some, None].astype(np.float32)
-    return means
+    means: list[F32] = []
+    start = 0
+    for names in newest:
+        own = rows[start : start + len(names)]
+        start += len(names)
+        block = np.resize(own, SHORT_HISTORY) if len(own) else np.zeros(0, np.int32)
+        vectors = ranker.item_vectors(items.bucket[block], items.category[block], items.content[block])
+        means.append(vectors[: len(own)].sum(0) / np.float32(max(len(own), 1)))
+    return np.stack(means)
 
 
 class _Chunk:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from models.ranker import RankerLike
 from schemas.events import EventBatch, type_code
 from schemas.inference import Embeddings
 from schemas.ranking import CheckedRequest
@@ -22,7 +23,7 @@ NAMES = [f"i{x}" for x in range(200)]
 
 
 def serve(
-    ranker: FakeRanker | None = None, store: MemoryStore | None = None, base: FakeRanker | None = None, **settings: Any
+    ranker: RankerLike | None = None, store: MemoryStore | None = None, base: RankerLike | None = None, **settings: Any
 ) -> Serve:
     """A partition that has nothing folded yet."""
     return Serve(
