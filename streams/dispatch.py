@@ -64,11 +64,11 @@ class _Waiting:
         request = self.offered.request
         if self.live == len(request.items):
             return self.offered
-        keep = np.array([item in self.wanted for item in request.items])
-        items = [item for item in request.items if item in self.wanted]
+        place = {item: at for at, item in reversed(list(enumerate(request.items)))}  # the first of each
+        keep = np.array([place[item] for item in self.wanted], np.int64)
         lesser = replace(
             request,
-            items=items,
+            items=list(self.wanted),
             p_asked=request.p_asked[keep],
             value=request.value[keep],
             sources=request.sources[keep],
