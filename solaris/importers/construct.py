@@ -27,6 +27,9 @@ from solaris.importers.rows import Columns, Int32, Int64
 CHUNK_REQUESTS = 10_000
 DRAWS_PER_CANDIDATE = 3
 
+_Touch = tuple[int, bool, bool]
+"""(item, whether anybody had touched it before the request, whether it is a like)."""
+
 
 @dataclass(frozen=True)
 class ConstructConfig:
@@ -86,83 +89,92 @@ class Construct:
             part = slice(start, start + CHUNK_REQUESTS)
             anchors, ts = self.anchors[part], self.ts[part]
             known = np.searchsorted(self.columns.ts, ts)  # events strictly before the request
-            draws = None if self.rated else self._draw(anchors, known, rng)
+            draws = self._draw(anchors, known, rng) if not self.rated else None
             shuffle = rng.random((len(anchors), self.config.candidates)).argsort(axis=1).tolist()
+            who = self.columns.user[self.order[anchors]].tolist()
+            when: list[int] = ts.tolist()
             lines = []
-            for row, (anchor, end) in enumerate(zip(anchors.tolist(), self.ends[part].tolist(), strict=True)):
-                stretch = self.item[anchor:end]
-                labelled = (
-                    self._rated(stretch, liked[anchor:end], int(known[row]))
-                    if draws is None
-                    else self._drawn(stretch, int(known[row]), draws[row])
-                )
+            for row, stretch in enumerate(self._stretches(part, known, liked)):
+                labelled = self._rated(stretch) if draws is None else self._drawn(stretch, draws[row])
                 if labelled is None:
                     continue
                 pairs = list(labelled.items())
                 pairs = [pairs[place] for place in shuffle[row] if place < len(pairs)]
-                user = users[self.columns.user[self.order[anchor]]]
                 lines.append(
-                    f'{{"request_id":"q{self.report.requests}","user_id":{user},'
-                    f'"candidates":[{",".join([items[item] for item, _ in pairs])}],"ts":{ts[row]},'
-                    f'"labels":[{",".join([str(label) for _, label in pairs])}]}}'
+                    f'{{"request_id":"q{self.report.requests}","user_id":{users[who[row]]},'
+                    f'"candidates":[{",".join([items[item] for item, _ in pairs])}],"ts":{when[row]},'
+                    f'"labels":[{",".join(["1" if label else "0" for _, label in pairs])}]}}'
                 )
                 self.report.requests += 1
                 self.report.pairs += len(pairs)
             yield lines
 
-    def _drawn(self, stretch: Int32, known: int, draws: list[int]) -> dict[int, int] | None:
+    def _stretches(self, part: slice, known: Int64, liked: npt.NDArray[np.bool_]) -> Iterator[list[_Touch]]:
+        """Per request (item, existed before, liked) of the events that it anticipates."""
+        anchors, ends = self.anchors[part], self.ends[part]
+        counts = ends - anchors
+        after = np.cumsum(counts)
+        flat = np.arange(counts.sum()) + np.repeat(anchors - (after - counts), counts)
+        item = self.item[flat]
+        existed = self.first[item] < np.repeat(known, counts)
+        touches = list(zip(item.tolist(), existed.tolist(), liked[flat].tolist(), strict=True))
+        start = 0
+        for end in after.tolist():
+            yield touches[start:end]
+            start = end
+
+    def _drawn(self, stretch: list[_Touch], draws: list[int]) -> dict[int, int] | None:
         """Item → label: positives (at most half of the places), then the draws that are new."""
-        existed = self.first[stretch] < known
-        touched = dict.fromkeys(stretch.tolist())
-        seen = set(stretch[existed].tolist())
-        wanted = [item for item in touched if item in seen] if self.config.unseen == "drop" else list(touched)
+        touched = {item: existed for item, existed, _ in stretch}
+        drop = self.config.unseen == "drop"
+        wanted = [item for item, existed in touched.items() if existed or not drop]
         positives = wanted[: max(1, self.config.candidates // 2)]
         chosen = dict.fromkeys(positives, 1)
+        room = self.config.candidates - len(chosen)
         for item in draws:
-            if len(chosen) == self.config.candidates:
-                break
-            if item not in touched:
-                chosen.setdefault(item, 0)
+            if item not in touched and item not in chosen:
+                chosen[item] = 0
+                room -= 1
+                if not room:
+                    break
         if len(chosen) == len(positives):
             self.report.skipped["no_earlier_item_to_draw"] += 1
             return None
         if not positives:
             self.report.skipped["no_positive_existed"] += 1
             return None
-        self._count(positives, seen)
+        self.report.positives += len(positives)
+        self.report.existed += sum([touched[item] for item in positives])
         self.report.skipped["positives_beyond_half_of_the_candidates"] += len(wanted) - len(positives)
         return chosen
 
-    def _rated(self, stretch: Int32, liked: npt.NDArray[np.bool_], known: int) -> dict[int, int]:
+    def _rated(self, stretch: list[_Touch]) -> dict[int, int]:
         """Item → label: the next rated items; where one is rated twice the first counts."""
         chosen: dict[int, int] = {}
-        for item, label in zip(stretch.tolist(), liked.tolist(), strict=True):
-            if item not in chosen and len(chosen) == self.config.candidates:
+        for item, existed, liked in stretch:
+            if item in chosen:
+                continue
+            if len(chosen) == self.config.candidates:
                 self.report.skipped["ratings_beyond_the_candidates"] += 1
-            else:
-                chosen.setdefault(item, int(label))
-        self._count(list(chosen), {item for item in chosen if self.first[item] < known}, list(chosen.values()))
+                continue
+            chosen[item] = int(liked)
+            self.report.positives += liked
+            self.report.existed += liked and existed
         return chosen
-
-    def _count(self, items: list[int], seen: set[int], labels: list[int] | None = None) -> None:
-        positive = [item for item, label in zip(items, labels or [1] * len(items), strict=True) if label]
-        self.report.positives += len(positive)
-        self.report.existed += sum(item in seen for item in positive)
 
     def _draw(self, anchors: Int64, known: Int64, rng: np.random.Generator) -> list[list[int]]:
         """Items drawn for each request [r][3 x candidates]; empty where nothing happened before it."""
-        shape = (len(anchors), DRAWS_PER_CANDIDATE * self.config.candidates)
-        source = np.broadcast_to(np.arange(shape[1]) % 4, shape)
-        chance = rng.random((2, *shape))
-        limit = np.maximum(known, 1)[:, None]
-        drawn = self.columns.item[(chance[0] * limit).astype(np.int64)]
-        start = self.user_start[self.columns.user[self.order[anchors]]]
-        # the own past may touch the request's own ms: only what lies strictly before counts
-        past = (anchors - start)[:, None]
-        place = (start[:, None] + (chance[0] * past).astype(np.int64)).clip(max=len(self.item) - 1)
-        own = np.where((past > 0) & (self.order[place] < known[:, None]), self.item[place], drawn)
-        alike = self.category.draw(own, chance[1], known)
-        drawn = np.where(source == 2, own, np.where((source == 3) & (alike >= 0), alike, drawn))
+        chance = rng.random((len(anchors), DRAWS_PER_CANDIDATE * self.config.candidates))
+        drawn = self.columns.item[(chance * np.maximum(known, 1)[:, None]).astype(np.int64)]
+        start = self.user_start[self.columns.user[self.order[anchors]]][:, None]
+        past = anchors[:, None] - start
+        for column in (2, 3):
+            popular = drawn[:, column::4]
+            place = (start + (rng.random(popular.shape) * past).astype(np.int64)).clip(max=len(self.item) - 1)
+            # the own past may touch the request's own ms: only what lies strictly before counts
+            own = np.where((past > 0) & (self.order[place] < known[:, None]), self.item[place], popular)
+            alike = self.category.draw(own, rng.random(own.shape), known) if column == 3 else own
+            drawn[:, column::4] = np.where(alike >= 0, alike, popular)
         rows: list[list[int]] = drawn.tolist()
         return [row if count else [] for row, count in zip(rows, known.tolist(), strict=True)]
 
