@@ -2,7 +2,8 @@
 
 In: histories as padded columns (item bucket, category, content, type, age) and items likewise. Out: float32 [n, D], which the
 compressor makes small and the ranker reads hours later. The history is encoded once for a user's n items. *Context* (the hour of
-the day) enters only in the heads above the shared layer: a vector in the cache can't know when it will be read. Two forms of
+the day, fresh counters) enters only in the heads above the shared layer: a vector in the cache can't know when it will be read,
+and so the vector learns what the ranker's own features don't tell. Two forms of
 user-item interplay, gated pooling and target attention, meet each item bilinearly: without those terms a larger model did not
 beat the ranker (MODELS). Never sees an id or a clock.
 """
@@ -31,12 +32,14 @@ _EMPTY = -1e4  # an attention logit that exp turns into zero
 
 @dataclass(frozen=True, slots=True)
 class FmConfig:
-    """Shapes. Buckets are taken modulo the tables; `dims` (D) is the vector's length; `tasks` names the labels in order."""
+    """Shapes. Buckets are taken modulo the tables; `dims` (D) is the vector's length; `tasks` names the labels in order;
+    `context_dims` numbers reach the heads alone (`models.features.DENSE` of the pair, in training)."""
 
     tasks: tuple[str, ...] = ("positive",)
     item_buckets: int = 1 << 17
     category_buckets: int = 1 << 10
     content_dims: int = 0
+    context_dims: int = 0
     history_rows: int = 100
     width: int = 32
     heads: int = 2
@@ -88,7 +91,10 @@ class FoundationLike(Protocol):
 
 
 class FoundationModel(nn.Module):
-    """`embed(histories [R, H], items [R, P]) → [R, P, D]`; `tasks(vectors, hours) → logits [..., tasks]`."""
+    """`embed(histories [R, H], items [R, P]) → [R, P, D]`; `tasks(vectors, hours, context) → logits [..., tasks]`."""
+
+    context_mean: Tensor
+    context_std: Tensor
 
     def __init__(self, config: FmConfig) -> None:
         super().__init__()
@@ -109,9 +115,12 @@ class FoundationModel(nn.Module):
         self.attended_cross = nn.Parameter(torch.empty(heads, w, w))
         self.hidden = bare_linear(config.pair_inputs, config.hidden)
         self.shared = bare_linear(config.hidden, config.dims)
-        self.head_hidden = bare_linear(config.dims + 4, config.head_hidden * len(config.tasks))
+        seen = config.dims + 4 + config.context_dims
+        self.head_hidden = bare_linear(seen, config.head_hidden * len(config.tasks))
         self.head_out = nn.Parameter(torch.empty(len(config.tasks), config.head_hidden))
-        self.head_skip = bare_linear(config.dims + 4, len(config.tasks))
+        self.head_skip = bare_linear(seen, len(config.tasks))
+        self.register_buffer("context_mean", torch.zeros(config.context_dims))
+        self.register_buffer("context_std", torch.ones(config.context_dims))
 
     @classmethod
     def untrained(cls, config: FmConfig, seed: int) -> FoundationModel:
@@ -183,11 +192,11 @@ class FoundationModel(nn.Module):
         hidden = torch.nn.functional.silu(self.hidden(torch.cat(parts, 2)))
         return torch.nn.functional.silu(self.shared(hidden)).float()
 
-    def tasks(self, vectors: Tensor, hours: Tensor) -> Tensor:
-        """[..., tasks] logits from vectors [..., D] and the hour of the day [...] (0-24): the heads, where context enters."""
+    def tasks(self, vectors: Tensor, hours: Tensor, context: Tensor) -> Tensor:
+        """[..., tasks] logits from vectors [..., D], the hour of the day [...] (0-24) and context [..., C]: the heads."""
         angle = hours[..., None] * (2.0 * torch.pi / 24.0)
-        context = torch.cat((angle.sin(), angle.cos(), (2 * angle).sin(), (2 * angle).cos()), -1)
-        inputs = torch.cat((vectors, context), -1)
+        turns = (angle.sin(), angle.cos(), (2 * angle).sin(), (2 * angle).cos())
+        inputs = torch.cat((vectors, *turns, (context - self.context_mean) / self.context_std), -1)
         tasks = len(self.config.tasks)
         hidden = self.head_hidden(inputs).relu().unflatten(-1, (tasks, self.config.head_hidden))
         logits: Tensor = (hidden * self.head_out).sum(-1) + self.head_skip(inputs)

@@ -22,10 +22,12 @@ GROUP_PAIRS = 32
 
 @dataclass(frozen=True, slots=True)
 class FmRows:
-    """`ts` int64 [r], never falling; the histories' columns [r, h] (`history_item` int32, -1 = empty; `history_type` uint8;
-    `history_age_ms` int64, at `ts`); the pairs' `request` int32 [n] (contiguous, never falling), `item` int32 [n] and `labels`
-    float32 [n, tasks] (NaN = not known). `item` and `history_item` are rows of `bucket`, `category` int32 [m] and `content` float32
-    [m, c]: hand in copies of an item index's columns.
+    """r requests, n pairs, m catalogue rows.
+
+    `ts` int64 [r] (UTC ms), never falling. Histories [r, h]: `history_item` int32 (-1 = empty), `history_type` uint8,
+    `history_age_ms` int64 (at `ts`). Pairs: `request` int32 [n] (contiguous, never falling), `item` int32 [n], `labels` float32
+    [n, tasks] (NaN = not known), `context` float32 [n, C] (the ranker's dense features; C may be 0). `item` and `history_item`
+    are rows of `bucket`, `category` int32 [m] and `content` float32 [m, c]: hand in copies of an item index's columns.
     """
 
     ts: I64
@@ -38,6 +40,7 @@ class FmRows:
     bucket: I32
     category: I32
     content: F32
+    context: F32
 
     @property
     def starts(self) -> I64:

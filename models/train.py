@@ -67,6 +67,8 @@ def train_foundation(
         load_state(model, init.state(), "foundation model")
     model.to(training.device)
     trained, starts = split_tail(len(rows.ts), training.schedule.tail), rows.starts
+    if init is None and starts[trained]:
+        _standardise(model.context_mean, model.context_std, rows.context[: int(starts[trained])])
     groups, tail = Groups.of(starts, 0, trained), Groups.of(starts, trained, len(rows.ts))
 
     def loss(chosen: I64, source: np.random.Generator) -> Tensor:
@@ -154,8 +156,7 @@ def train_ranker(
     if init is not None:
         load_state(net, init.state(), "ranker")  # with the old standardisation: its weights were made for it
     elif edge:
-        net.dense_mean.copy_(torch.from_numpy(features.dense[:edge].mean(0, dtype=np.float64)))
-        net.dense_std.copy_(torch.from_numpy(np.maximum(features.dense[:edge].std(0, dtype=np.float64), 0.05)))
+        _standardise(net.dense_mean, net.dense_std, features.dense[:edge])
     tail, tail_vectors, _ = take_requests(features, vectors, np.arange(trained, requests), starts)
     loss = _ranker_loss(net, features, vectors, labels, teacher, starts, training)
 
@@ -217,6 +218,12 @@ def drop_vectors(vectors: Vectors, share: float, source: np.random.Generator) ->
     )
 
 
+def _standardise(mean: Tensor, std: Tensor, values: F32) -> None:
+    """Fill two buffers with the columns' figures; a column that hardly moves is not blown up."""
+    mean.copy_(torch.from_numpy(values.mean(0, dtype=np.float64)))
+    std.copy_(torch.from_numpy(np.maximum(values.std(0, dtype=np.float64), 0.05)))
+
+
 def _check_rows(rows: FmRows, config: FmConfig) -> None:
     if rows.labels.shape != (len(rows.request), len(config.tasks)):
         raise ValueError(
@@ -224,6 +231,10 @@ def _check_rows(rows: FmRows, config: FmConfig) -> None:
         )
     if (np.diff(rows.ts) < 0).any() or (np.diff(rows.request) < 0).any():
         raise ValueError("rows are not in time order: `ts` and `request` must never fall")
+    if rows.context.shape != (len(rows.request), config.context_dims):
+        raise ValueError(
+            f"context is {list(rows.context.shape)}, the configuration says {config.context_dims} numbers a pair"
+        )
     if rows.content.shape[1] != config.content_dims:
         raise ValueError(f"content has {rows.content.shape[1]} numbers, the configuration says {config.content_dims}")
 
@@ -239,7 +250,8 @@ def _fm_logits(
     hours = torch.from_numpy((rows.ts[request] % DAY_MS / 3_600_000.0).astype(np.float32)).to(device)
     mask = torch.from_numpy(there).to(device)
     real = vectors[mask]  # [k, D]
-    return real, model.tasks(real, hours[:, None].expand(there.shape)[mask]), pairs[there]
+    context = torch.from_numpy(rows.context[pairs[there]]).to(device)
+    return real, model.tasks(real, hours[:, None].expand(there.shape)[mask], context), pairs[there]
 
 
 def _fm_outputs(model: FoundationModel, rows: FmRows, groups: Groups, device: str) -> tuple[F32, F64]:
