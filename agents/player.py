@@ -63,25 +63,30 @@ class Player:
             self._send(ITEMS, str(item.item_id), encode_item(item))
             self.played.items += 1
 
-    def play(self, log: Log, first_ts: int = 0, end_ts: int = 2**62) -> Played:
-        """Send everything with first_ts <= ts < end_ts and wait until the broker has it.
+    def play(self, log: Log, first_ts: int = 0, end_ts: int = 2**62, *, requests: bool = True) -> Played:
+        """Send everything with first_ts <= ts < end_ts (`requests=False`: events alone) and wait until the broker has it.
 
         Raises `FatalError` when workers make no progress for two minutes. Undelivered records are counted, never hidden.
         """
         started, origin, polled = time.monotonic(), None, 0.0
-        for ts, record in merge(log.events(), log.requests()):
+        for ts, record in merge(log.events(), log.requests() if requests else ()):
             if not first_ts <= ts < end_ts:
                 continue
             origin = ts if origin is None else origin
             if self._speed:
                 self._sleep_until(started + (ts - origin) / 1000 / self._speed)
             if time.monotonic() - polled >= LAG_POLL_S:
-                self._hold()
+                self._hold(self._lag_rows_max)
                 polled = time.monotonic()
             self._emit(record)
             self.played.last_ts = ts
         self.flush()
         return self.played
+
+    def settle(self) -> None:
+        """Wait until the workers have finished everything that was sent."""
+        self.flush()
+        self._hold(0)
 
     def flush(self) -> None:
         """Wait for the broker's word on every record; what it did not acknowledge is `undelivered`."""
@@ -122,14 +127,14 @@ class Player:
         while (left := due - time.monotonic()) > 0:
             self._producer.poll(min(left, 0.05))
 
-    def _hold(self) -> None:
-        """Wait while the workers are more than `lag_rows_max` records behind."""
+    def _hold(self, rows_max: int) -> None:
+        """Wait while the workers are more than `rows_max` records behind."""
         self._report()
         if self._lag is None:
             return
         began = progressed = time.monotonic()
         behind = least = self._lag.rows()
-        while behind > self._lag_rows_max:
+        while behind > rows_max:
             self._producer.poll(LAG_POLL_S)
             behind = self._lag.rows()
             if behind < least:
