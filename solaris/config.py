@@ -150,8 +150,7 @@ def _parse(setting: _Setting, kind: type) -> tuple[str, Any]:
             f"({ENVIRONMENT_PREFIX}{setting.section.upper()}__{setting.key.upper()}) or from a file ({setting.key}_file)."
         )
     wanted = typing.get_type_hints(kind)[setting.key]
-    shown = "the value" if setting.key in secrets else repr(setting.value)
-    return setting.key, _convert(setting.key, setting.value, wanted, f"{setting.where}: {shown}")
+    return setting.key, _convert(setting.key, setting.value, wanted, f"{setting.where}: {setting.value!r}")
 
 
 def _convert(key: str, value: Any, wanted: Any, complaint: str) -> Any:
