@@ -42,19 +42,19 @@ def share_out(partitions: int, held: Mapping[str, Iterable[int]]) -> dict[str, l
     return {member: sorted(share) for member, share in shares.items()}
 
 
-class CopartitionedAssignor(AbstractPartitionAssignor):
-    """Shares out partition numbers; each goes with all subscribed topics. Its name keeps members with another one out of the group."""
+class CopartitionedAssignor(AbstractPartitionAssignor):  # type: ignore[misc] # aiokafka is not typed
+    """Shares out partition numbers; each goes with all subscribed topics. Its name keeps members with another assignor out."""
 
     name = "solaris-copartitioned"
 
     def __init__(self) -> None:
         self._held: list[int] = []
 
-    def metadata(self, topics: Iterable[str]) -> ConsumerProtocolMemberMetadata:  # type: ignore[override]
+    def metadata(self, topics: Iterable[str]) -> ConsumerProtocolMemberMetadata:
         """What a member tells the leader: its topics and what it holds."""
         return ConsumerProtocolMemberMetadata(_VERSION, sorted(topics), json.dumps(self._held).encode())
 
-    def assign(self, cluster: Any, members: Mapping[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+    def assign(self, cluster: Any, members: Mapping[str, Any]) -> dict[str, Any]:
         """The leader's work. TopicError if members read different topics, or topics differ in their partition count."""
         subscriptions = {tuple(sorted(member.subscription)) for member in members.values()}
         if len(subscriptions) != 1:
@@ -71,6 +71,6 @@ class CopartitionedAssignor(AbstractPartitionAssignor):
             for member, share in share_out(counts[topics[0]], held).items()
         }
 
-    def on_assignment(self, assignment: ConsumerProtocolMemberAssignment) -> None:  # type: ignore[override]
+    def on_assignment(self, assignment: ConsumerProtocolMemberAssignment) -> None:
         """Remember what is held now."""
         self._held = sorted({tp.partition for tp in assignment.partitions()})

@@ -15,7 +15,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, cast
 
-from aiokafka.errors import KafkaError
+from aiokafka.errors import IllegalStateError, KafkaError
 from faust.transport.drivers.aiokafka import Consumer
 from faust.types import TP, ConsumerMessage, Message
 
@@ -156,11 +156,12 @@ class BatchConsumer(Consumer):
         """After an assignment: close the processors that went, make those that came, seek each to where it must read."""
         assigned = {(tp.topic, tp.partition) for tp in self.assignment()}
         self._end_session()
-        wiring = self.wiring
+        wiring, rebalance = self.wiring, self.app.rebalancing_count
         try:
             wiring.check_assignment(assigned, self._thread.partition_count)
             wiring.release(assigned)
             offsets = await self._thread.run(self._thread.in_thread_offsets(assigned)) if assigned else {}
+            self._check_current(rebalance)
             positions = wiring.place(offsets)
         except FatalError as error:
             wiring.fail(error)
@@ -168,6 +169,7 @@ class BatchConsumer(Consumer):
         self._sessions += 1
         if assigned:
             await self._thread.run(self._thread.in_thread_seek(positions, self._sessions))
+            self._check_current(rebalance)
         for partition, position in positions.items():
             held = offsets[partition].committed
             wiring.ledger.assign(partition, position, None if held is None else held.offset)
@@ -175,6 +177,11 @@ class BatchConsumer(Consumer):
         if assigned:
             self._session = self._sessions
             self._sought.set()
+
+    def _check_current(self, rebalance: int) -> None:
+        """IllegalStateError, which Faust's recovery takes for "rebalancing again", if another rebalance began meanwhile."""
+        if self.app.rebalancing_count != rebalance:
+            raise IllegalStateError("another rebalance began before the partitions were sought")
 
     async def seek_to_committed(self) -> Mapping[TP, int]:
         """Seek to our positions instead (Faust calls `perform_seek` for that)."""

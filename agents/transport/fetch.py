@@ -29,6 +29,7 @@ from .ledger import Commit, Partition
 
 _T = TypeVar("_T")
 _PREFETCH_BACKOFF_S = 0.005
+_UNSOUGHT_S = 0.01
 _NO_GENERATION = -1
 
 
@@ -116,6 +117,9 @@ class BatchConsumerThread(AIOKafkaConsumerThread):
                     raise ConsumerStoppedError()
                 consumer._coordinator.check_errors()
                 if session != self.session or not self._is_sought(subscriptions):
+                    await asyncio.sleep(
+                        _UNSOUGHT_S
+                    )  # a rebalance is on its way to the app; don't spin until it is there
                     return []
                 found = _drain(fetcher, self._sought, set(open_), rows_max)
                 left = deadline - self.thread_loop.time()

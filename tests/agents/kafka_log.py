@@ -47,9 +47,11 @@ class Log:
         for made in self.admin.create_topics(topics).values():
             made.result(30)
 
-    def produce(self, rows: int, topic: int = 0, first: int = 0, size: int = 8, **settings: Any) -> list[bytes]:
+    def produce(
+        self, rows: int, topic: int = 0, first: int = 0, size: int = 8, settings: dict[str, Any] | None = None
+    ) -> list[bytes]:
         """Write `rows` records round the partitions of an input topic; their values."""
-        producer = Producer({**self.client, "linger.ms": 5, **settings})
+        producer = Producer({**self.client, "linger.ms": 5, **(settings or {})})
         values = [b"%d-%d" % (topic, first + index) for index in range(rows)]
         for index, value in enumerate(values):
             producer.produce(self.inputs[topic], value.ljust(size), b"key", index % self.partitions)

@@ -101,7 +101,7 @@ def test_gaps_of_compaction_do_not_stall_commits(broker: Any) -> None:
 def test_compressed_topics_are_read(log: Log) -> None:
     wanted: list[bytes] = []
     for first, codec in enumerate(("lz4", "zstd", "snappy", "gzip")):
-        wanted += log.produce(400, first=400 * first, **{"compression.type": codec})
+        wanted += log.produce(400, first=400 * first, settings={"compression.type": codec})
     with workers() as start:
         worker = start(log.options())
         assert sorted(values(log.read(log.output, 1_600, settle_s=0))) == sorted(wanted)

@@ -1,4 +1,4 @@
-"""The batch transport on a real Kafka, several workers: partitions move whole, nothing is lost, and what is handed on is not repeated."""
+"""The batch transport on a real Kafka, several workers: partitions move whole, nothing is lost, nothing handed on is repeated."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def assert_copartitioned(log: Log, *started: WorkerProcess) -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_workers_join_and_leave_and_every_record_is_answered_once(log: Log, count: int) -> None:
-    """Five partitions' worth of trouble is at 3 workers x 4 partitions: round-robin would split the topics there."""
+    """At 3 workers x 4 partitions round-robin would split the topics of a partition; at 2 it would not."""
     wanted: list[bytes] = []
     stop = threading.Event()
 

@@ -146,7 +146,7 @@ async def test_a_fatal_error_stops_and_nothing_of_the_batch_is_sent_or_done() ->
         bench.shells[0].output.send("out", 0, None, batch.values[0])
         raise FatalError("the disk is full")
 
-    bench.shells[0].process = process  # type: ignore[method-assign, assignment]
+    bench.shells[0].process = process  # type: ignore[method-assign]
     bench.submit(batch_of([b"0", b"1"]))
     await bench.finish(1)
     assert [str(error) for error in bench.fatal] == ["the disk is full"]
