@@ -156,7 +156,7 @@ keys = st.builds(lambda part, rest: part + rest or b"k", parts, st.binary(max_si
 steps = st.lists(st.tuples(keys, st.none() | st.binary(max_size=3), st.booleans()), max_size=30)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps, st.lists(keys, max_size=4))
 def test_any_writes_read_as_a_dictionary_would(
     store: Store, steps: list[tuple[bytes, bytes | None, bool]], asked: list[bytes]

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from schemas.events import EventBatch
@@ -15,14 +16,20 @@ from tests.oracles.folds import HOUR_MS, LoggedEvent, LoggedVector
 BASE = 1_700_000_000_000 // HOUR_MS * HOUR_MS
 DIMENSIONS = 3
 
-users = st.sampled_from(["u", "u:1", "ü", "1"])
+quick = settings(max_examples=50, deadline=None)
+"""For every property here: bounded work, and no failure because the machine was busy."""
+
+users = st.sampled_from(["u", "u", "u", "u:1", "ü", "1"])
 items = st.sampled_from(["a", "b", "naïve", "a:b", "c\x00d", "e", "f"])
 times = st.builds(
     lambda hour, edge: BASE + hour * HOUR_MS + edge,
     st.integers(-60, 60),
     st.sampled_from([-1, 0, 1, 599_999, 600_000, HOUR_MS // 2]),
 )
-events = st.lists(st.builds(LoggedEvent, users, items, st.sampled_from([1, 1, 2, 3, 6, 40]), times), max_size=40)
+shuffled = st.lists(st.builds(LoggedEvent, users, items, st.sampled_from([1, 1, 2, 3, 6, 40]), times), max_size=40)
+events = shuffled | shuffled.map(
+    lambda log: sorted(log, key=lambda event: event.ts)
+)  # as late as can be, or not at all
 
 vectors = st.lists(
     st.builds(

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import StateError
@@ -52,6 +52,7 @@ def message(as_of: int, items: list[str], scale: float = 1.0, code: int = 1) -> 
     return Embeddings("u", 7, as_of, -1, items, np.full(n, scale, np.float32), np.full((n, 3), code, np.int8))
 
 
+@logs.quick
 @given(logs.vectors, logs.cuts)
 def test_the_cut_of_the_batches_does_not_show(log: list[LoggedVector], cuts: set[int]) -> None:
     whole, cut = Worker(), Worker()
@@ -64,6 +65,7 @@ def test_the_cut_of_the_batches_does_not_show(log: list[LoggedVector], cuts: set
     assert (cut.rows(), cut_counts, cut_taken) == (whole.rows(), counts, taken)
 
 
+@logs.quick
 @given(logs.vectors)
 def test_pairs_are_the_newest_of_each(log: list[LoggedVector]) -> None:
     worker = Worker()
@@ -79,6 +81,7 @@ def test_pairs_are_the_newest_of_each(log: list[LoggedVector]) -> None:
         assert rows.codes.shape == (len(wanted), logs.DIMENSIONS)
 
 
+@logs.quick
 @given(logs.vectors, logs.cuts, st.integers(0, 30 * HOUR_MS))
 def test_means_are_those_of_the_window(log: list[LoggedVector], cuts: set[int], later: int) -> None:
     worker = Worker()
@@ -96,6 +99,7 @@ def test_means_are_those_of_the_window(log: list[LoggedVector], cuts: set[int], 
             assert means.mean[row] == pytest.approx(wanted, rel=2e-7, abs=0.5 / FIXED_POINT)
 
 
+@logs.quick
 @given(logs.vectors, st.randoms(use_true_random=False))
 def test_sums_do_not_show_the_order_of_what_was_taken(log: list[LoggedVector], random: object) -> None:
     log = [vector for vector, fate in zip(log, oracle.pairs(log)[1], strict=True) if fate == "accepted"]
@@ -110,7 +114,7 @@ def test_sums_do_not_show_the_order_of_what_was_taken(log: list[LoggedVector], r
     assert list(stores[0].rows("user_panes")) == list(stores[1].rows("user_panes"))
 
 
-@settings(max_examples=60)
+@logs.quick
 @given(logs.vectors, logs.cuts)
 def test_pruning_shows_neither_in_answers_nor_in_the_hash(log: list[LoggedVector], cuts: set[int]) -> None:
     kept, pruned = Worker(), Worker()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.counters import COUNT_MAX, ItemCounters, Rings
@@ -47,6 +47,7 @@ class Worker:
         return {table: list(self.store.rows(table)) for table in TABLES}
 
 
+@logs.quick
 @given(logs.events, logs.cuts, st.sampled_from([2, 4, 1000]))
 def test_the_cut_of_the_batches_does_not_show(log: list[LoggedEvent], cuts: set[int], items_max: int) -> None:
     whole, cut = Worker(), Worker(items_max)
@@ -56,6 +57,7 @@ def test_the_cut_of_the_batches_does_not_show(log: list[LoggedEvent], cuts: set[
     assert cut.rows() == whole.rows()
 
 
+@logs.quick
 @given(logs.events, logs.cuts, st.lists(st.booleans(), min_size=8, max_size=8))
 def test_a_dropped_transaction_leaves_no_trace(log: list[LoggedEvent], cuts: set[int], fails: list[bool]) -> None:
     whole, failing = Worker(), Worker()
@@ -67,6 +69,7 @@ def test_a_dropped_transaction_leaves_no_trace(log: list[LoggedEvent], cuts: set
     assert failing.rows() == whole.rows()
 
 
+@logs.quick
 @given(logs.events, st.randoms(use_true_random=False))
 def test_order_of_arrival_does_not_show_in_counters(log: list[LoggedEvent], random: object) -> None:
     straight, shuffled = Worker(), Worker()
@@ -78,6 +81,7 @@ def test_order_of_arrival_does_not_show_in_counters(log: list[LoggedEvent], rand
         assert list(shuffled.store.rows(table)) == list(straight.store.rows(table))
 
 
+@logs.quick
 @given(logs.events, logs.cuts)
 def test_histories_are_the_newest_by_time_and_offset(log: list[LoggedEvent], cuts: set[int]) -> None:
     worker = Worker()
@@ -90,6 +94,7 @@ def test_histories_are_the_newest_by_time_and_offset(log: list[LoggedEvent], cut
             assert entries == oracle.history(log, user, ROWS_MAX, impressions)
 
 
+@logs.quick
 @given(logs.events, logs.cuts, st.integers(0, 50 * HOUR_MS))
 def test_counts_are_those_of_the_window(log: list[LoggedEvent], cuts: set[int], later: int) -> None:
     worker = Worker()
@@ -103,7 +108,7 @@ def test_counts_are_those_of_the_window(log: list[LoggedEvent], cuts: set[int], 
     assert found.tolist() == [list(oracle.user_counts(log, user, now)) for user in users]
 
 
-@settings(max_examples=60)
+@logs.quick
 @given(logs.events, logs.cuts)
 def test_pruning_shows_neither_in_answers_nor_in_the_hash(log: list[LoggedEvent], cuts: set[int]) -> None:
     kept, pruned = Worker(), Worker()
@@ -125,6 +130,21 @@ def test_pruning_shows_neither_in_answers_nor_in_the_hash(log: list[LoggedEvent]
         )
 
 
+def test_pruning_keeps_what_a_late_event_would_build_on() -> None:
+    hashes = []
+    for prune in (False, True):
+        worker, now = Worker(), logs.BASE + 25 * HOUR_MS
+        worker.fold([LoggedEvent("u", "a", 1, logs.BASE), LoggedEvent("v", "b", 1, now)])
+        txn, pruner = Transaction(worker.store), Pruner(worker.rules)
+        for _ in range(4 * prune):
+            pruner.step(worker.store, txn, now)
+        worker.store.commit(txn)
+        worker.counters = ItemCounters(worker.items)
+        worker.fold([LoggedEvent("u", "a", 1, now - 5 * HOUR_MS)])  # late, in the window, and a day from the first
+        hashes.append(state_hash(worker.store, now, worker.rules))
+    assert hashes[0] == hashes[1]
+
+
 def test_pruning_does_remove_what_is_dead() -> None:
     worker = Worker()
     worker.fold([LoggedEvent("u", "a", 1, logs.BASE), LoggedEvent("v", "b", 1, logs.BASE + 40 * HOUR_MS)])
@@ -136,6 +156,16 @@ def test_pruning_does_remove_what_is_dead() -> None:
         worker.store.commit(txn)
     assert removed == 2
     assert [len(worker.rows()[table]) for table in TABLES] == [0, 2, 1, 1]
+
+
+def test_a_full_history_drops_its_oldest_batch_after_batch() -> None:
+    worker = Worker()
+    log = [LoggedEvent("u", "item" * (i % 3 + 1) + str(i), 3, logs.BASE + i) for i in range(4 * ROWS_MAX)]
+    for start in range(0, len(log), 2):
+        worker.fold(log, slice(start, start + 2))
+    (row,) = worker.history.read(worker.store, ["u"])
+    assert row.items == [event.item for event in log[-ROWS_MAX:]]
+    assert row.offsets.tolist() == list(range(3 * ROWS_MAX, 4 * ROWS_MAX))
 
 
 def test_the_window_at_its_edges() -> None:
@@ -174,10 +204,12 @@ def test_reads_inside_and_outside_of_an_open_transaction() -> None:
     row = worker.items.intern(["a"])
     txn = Transaction(worker.store)
     worker.counters.fold(logs.event_batch([LoggedEvent("u", "a", 1, logs.BASE)]), txn)
-    seen = [int(worker.counters.read(reader, row, logs.BASE)[0, 0]) for reader in (txn, worker.store, txn)]
+    seen = [
+        int(worker.counters.read(reader, row, logs.BASE)[0, 0]) for reader in (txn, worker.store, txn, worker.store)
+    ]
     worker.store.commit(txn)
     seen.append(int(worker.counters.read(worker.store, row, logs.BASE)[0, 0]))
-    assert seen == [2, 1, 2, 2]
+    assert seen == [2, 1, 2, 1, 2]
 
 
 def test_two_counters_share_an_index() -> None:
