@@ -3,8 +3,8 @@
 In: issued requests and the heads of embeddings (which pairs, as_of, space). Out: per pair whether it is fresh or in flight.
 Never: an authority: a lost row costs one FM call, and a vector of another embedding space counts as none.
 
-It is kept as a log in the store's soft table, one row a message (as_of first, so that key order is time order), and read back
-in that order on opening. In flight counts in event time, from the request's `as_of` to its deadline and a grace.
+It is kept as a log in the store's soft table, one row a batch (time first, so that key order is time order), and read back in that
+order on opening. In flight counts in event time, from the request's `as_of` to its deadline and a grace.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.keys import prefixed
-from streams.pairs import U64, PairTable
+from streams.pairs import I64, U64, PairTable
 from streams.state.store import Store, Transaction
 
 _PREFIX = prefixed(b"ledger")
-_KEY = struct.Struct(">qQIc")  # as_of, user hash, serial, kind
-_ISSUED, _FRESH = b"i", b"f"
+_KEY = struct.Struct(">qIc")  # newest as_of, serial, kind
+_ISSUED, _EMBEDDED = b"i", b"e"
 _SPACE = struct.Struct("<Q")
+_PAIR = np.dtype([("key", "<u8"), ("as_of", "<i8")])
 
 Mask = npt.NDArray[np.bool_]
 
@@ -33,8 +34,6 @@ class Ledger:
     def __init__(self, rows_max: int, ttl_ms: int, refresh_ms: int, inflight_ms: int, space: int) -> None:
         self.rows_max, self.ttl_ms, self.refresh_ms, self.inflight_ms = rows_max, ttl_ms, refresh_ms, inflight_ms
         self.space = space
-        self.other_space = 0
-        """Embeddings seen of another space."""
         self._pairs = PairTable(rows_max, {"as_of": np.int64, "until": np.int64})
         self._log: deque[tuple[int, bytes, int]] = deque()  # as_of, key, pairs
         self._logged = 0
@@ -56,24 +55,25 @@ class Ledger:
         until = np.where(known, self._pairs.columns["until"][rows], 0)
         return (as_of > 0) & (now - as_of < self.ttl_ms - self.refresh_ms), until > now
 
-    def issue(self, user_hash: int, keys: U64, as_of: int, txn: Transaction | None) -> None:
-        """These pairs of one user go to the FM now."""
-        rows = self._pairs.rows(keys, as_of)
-        self._pairs.columns["until"][rows[rows >= 0]] = as_of + self.inflight_ms
-        self._write(txn, _ISSUED, user_hash, keys, as_of)
-
-    def embedded(self, user_hash: int, keys: U64, as_of: int, space: int, txn: Transaction | None) -> None:
-        """Embeddings of these pairs of one user are on their topic; an older one than the known changes nothing."""
-        if space != self.space:
-            self.other_space += 1
+    def issue(self, keys: U64, as_of: int, txn: Transaction | None) -> None:
+        """These pairs go to the FM now."""
+        if not len(keys):
             return
         rows = self._pairs.rows(keys, as_of)
-        rows = rows[rows >= 0]
+        self._pairs.columns["until"][rows[rows >= 0]] = as_of + self.inflight_ms
+        self._write(txn, _ISSUED, keys, np.full(len(keys), as_of))
+
+    def embedded(self, keys: U64, as_of: I64, txn: Transaction | None) -> None:
+        """Embeddings of these pairs, of this ledger's space, are on their topic; one older than the known changes nothing."""
+        if not len(keys):
+            return
+        rows = self._pairs.rows(keys, int(as_of.max()))
+        kept = rows >= 0
+        rows, kept_as_of = rows[kept], as_of[kept]
         columns = self._pairs.columns
-        columns["as_of"][rows] = np.maximum(columns["as_of"][rows], as_of)
-        answered = rows[columns["until"][rows] - self.inflight_ms <= as_of]
-        columns["until"][answered] = 0
-        self._write(txn, _FRESH, user_hash, keys, as_of)
+        np.maximum.at(columns["as_of"], rows, kept_as_of)
+        columns["until"][rows[columns["until"][rows] - self.inflight_ms <= kept_as_of]] = 0
+        self._write(txn, _EMBEDDED, keys, as_of)
 
     def prune(self, now: int, txn: Transaction) -> None:
         """Remove log rows that no longer matter, or that are more than the ledger can hold."""
@@ -86,22 +86,25 @@ class Ledger:
     def load(self, store: Store) -> None:
         """Read the log back; rows of another space are left for `prune`."""
         for key, value in store.rows("soft", _PREFIX):
-            as_of, user_hash, serial, kind = _KEY.unpack(key[len(_PREFIX) :])
-            self._serial = max(self._serial, serial)
+            as_of, serial, kind = _KEY.unpack(key[len(_PREFIX) :])
             (space,) = _SPACE.unpack_from(value)
-            pairs = np.frombuffer(value, "<u8", offset=_SPACE.size).astype(np.uint64)
+            pairs = np.frombuffer(value, _PAIR, offset=_SPACE.size)
+            self._serial = max(self._serial, serial)
             self._log.append((as_of, key, len(pairs)))
             self._logged += len(pairs)
             if space == self.space and kind == _ISSUED:
-                self.issue(user_hash, pairs, as_of, None)
+                self.issue(pairs["key"].astype(np.uint64), as_of, None)
             elif space == self.space:
-                self.embedded(user_hash, pairs, as_of, space, None)
+                self.embedded(pairs["key"].astype(np.uint64), pairs["as_of"].astype(np.int64), None)
 
-    def _write(self, txn: Transaction | None, kind: bytes, user_hash: int, keys: U64, as_of: int) -> None:
+    def _write(self, txn: Transaction | None, kind: bytes, keys: U64, as_of: I64) -> None:
         if txn is None:
             return
+        pairs = np.empty(len(keys), _PAIR)
+        pairs["key"], pairs["as_of"] = keys, as_of
+        newest = int(as_of.max())
         self._serial = (self._serial + 1) & 0xFFFFFFFF
-        key = _PREFIX + _KEY.pack(as_of, user_hash, self._serial, kind)
-        txn.put("soft", key, _SPACE.pack(self.space) + keys.astype("<u8").tobytes())
-        self._log.append((as_of, key, len(keys)))
+        key = _PREFIX + _KEY.pack(newest, self._serial, kind)
+        txn.put("soft", key, _SPACE.pack(self.space) + pairs.tobytes())
+        self._log.append((newest, key, len(keys)))
         self._logged += len(keys)

@@ -87,10 +87,11 @@ class PairTable:
         return found
 
     def _append(self, new: U64) -> None:
-        first, self.size = self.size, self.size + len(new)
-        if self.size > len(self.keys):
-            self._reserve(min(self.rows_max, max(self.size, 2 * len(self.keys))))
-        rows = np.arange(first, self.size)
+        end = self.size + len(new)
+        if end > len(self.keys):
+            self._reserve(min(self.rows_max, max(end, 2 * len(self.keys))))
+        rows = np.arange(self.size, end)
+        self.size = end
         self.keys[rows] = new
         for column in self.columns.values():
             column[rows] = 0

@@ -11,7 +11,7 @@ requests for another interleaving of its inputs; the tables it folds are a funct
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -113,8 +113,11 @@ class Speculate:
         folds = (self._history, self._shown, self._counters)
         return {table: rule for fold in folds for table, rule in fold.rules().items()}
 
-    def events(self, batch: EventBatch, next_offset: int, answer_from: int = 0) -> list[FmRequest]:
-        """Fold what is at or past the stamp, then predict for the users of events at or past `answer_from`. One commit."""
+    def events(
+        self, batch: EventBatch, next_offset: int, answer_from: int = 0, origins: Mapping[str, int] | None = None
+    ) -> list[FmRequest]:
+        """Fold what is at or past the stamp, then predict for the users of events at or past `answer_from`. One commit, with the
+        stamps of `origins` beside that of the topic."""
         stamp = self.store.stamp(EVENTS.name) or 0
         fresh = _from_offset(batch, stamp)
         txn = Transaction(self.store)
@@ -123,6 +126,8 @@ class Speculate:
         for name, fold in (("late_history", self._history), ("late_shown", self._shown)):
             self._counts[name] += fold.fold(fresh, txn).late
         self._counters.fold(fresh, txn)
+        for name, offset in (origins or {}).items():
+            txn.stamp(name, offset)
         txn.stamp(EVENTS.name, max(next_offset, stamp))
         now = self._begin(fresh.ts, 0)
         if self._learned_from is None:
@@ -157,15 +162,15 @@ class Speculate:
 
     def heads(self, embeddings: Sequence[Embeddings], next_offset: int) -> None:
         """What the FM has answered; only ids, `as_of` and space are looked at."""
+        mine = [message for message in embeddings if message.space == self.space and message.items]
+        sizes = [len(message.items) for message in mine]
+        users = np.repeat(_hashes([message.user for message in mine]), sizes)
+        items = self.predictor.table.hashes(list(chain.from_iterable(message.items for message in mine)))
+        as_of = np.repeat(np.array([message.as_of for message in mine], np.int64), sizes)
         txn = Transaction(self.store)
-        hashes = self.predictor.table.hashes(list(chain.from_iterable(message.items for message in embeddings)))
-        start = 0
-        for message in embeddings:
-            user, end = hash64(message.user), start + len(message.items)
-            keys = pair_keys(np.array([user], np.uint64), hashes[start:end])
-            self.ledger.embedded(user, keys, message.as_of, message.space, txn)
-            start = end
-        self._counts["embedded"] += start
+        self.ledger.embedded(pair_keys(users, items), as_of, txn)
+        self._counts["embedded"] += len(items)
+        self._counts["other_space"] += len(embeddings) - len(mine)
         self._counts["embeddings_offset"] = next_offset
         self._commit(txn, self.clock.now)
 
@@ -193,11 +198,7 @@ class Speculate:
             },
             "items": len(self.predictor.table),
             "similar_items": self.predictor.similar.items,
-            "ledger": {
-                "pairs": len(self.ledger),
-                "evicted": self.ledger.evicted,
-                "other_space": self.ledger.other_space,
-            },
+            "ledger": {"pairs": len(self.ledger), "evicted": self.ledger.evicted},
         }
 
     def _begin(self, ts: I64, ranked: int) -> int:
@@ -311,13 +312,13 @@ class Speculate:
         """One request a user, items by value; issued in the ledger."""
         order = np.lexsort((found.slot[bought], -values, found.owner[bought]))
         bought, p32, v32 = bought[order], p_asked[order].astype(np.float32), values[order].astype(np.float32)
+        self.ledger.issue(found.key[bought], self.clock.now, txn)
         owners, starts = np.unique(found.owner[bought], return_index=True)
         names, now, requests = self.predictor.table.names, self.clock.now, []
         for owner, start, end in zip(
             owners.tolist(), starts.tolist(), [*starts.tolist()[1:], len(bought)], strict=True
         ):
             part, history = bought[start:end], at.histories[owner]
-            self.ledger.issue(int(at.hash[owner]), found.key[part], now, txn)
             requests.append(
                 FmRequest(
                     at.names[owner], self.space, now, self.config.verify.deadline_ms, events_offset, self._results_offset,
