@@ -184,6 +184,22 @@ class TopicAdmin:
         names = [self._kafka.topic(spec) for spec in table]
         return {name: found[name] for name in names if name in found}
 
+    def ids(self, table: Iterable[TopicSpec]) -> dict[str, tuple[str, int]]:
+        """Name without the prefix → Kafka's topic id and the partition count. A topic that was made anew has another id."""
+        from confluent_kafka import KafkaException, TopicCollection
+
+        names = {self._kafka.topic(spec): spec.name for spec in table}
+        futures = self._client.describe_topics(TopicCollection(list(names)), request_timeout=self._timeout_s)
+        found = {}
+        for name, future in futures.items():
+            try:
+                described = future.result(self._timeout_s)
+            except KafkaException as error:
+                said = error.args[0].str()
+                raise TopicError(f"{name} can't be read: {said}; create it with `solaris topics create`.") from error
+            found[names[name]] = (str(described.topic_id), len(described.partitions))
+        return found
+
     def ensure(self, table: Iterable[TopicSpec] = TOPICS, partitions: int | None = None) -> dict[str, int]:
         """Create what is missing, wait until it is there, and return every topic's partitions.
 

@@ -75,6 +75,19 @@ class EventBatch:
     def __len__(self) -> int:
         return len(self.users)
 
+    def take(self, rows: Sequence[int]) -> EventBatch:
+        """The events at these row numbers, in their order."""
+        at = np.asarray(rows, np.int64)
+        return EventBatch(
+            self.partition,
+            self.offsets[at],
+            self.ts[at],
+            self.append_ms[at],
+            [self.users[row] for row in rows],
+            [self.items[row] for row in rows],
+            self.types[at],
+        )
+
 
 Refused = list[tuple[int, BadRecord]]
 """Refused records of a batch: (index in the batch, why)."""

@@ -28,6 +28,12 @@ from schemas.errors import ConfigError
 # Section → the dataclass that holds it, defined where it is used. A new section is one line here.
 SECTIONS: dict[str, str] = {
     "kafka": "agents.kafka:KafkaConfig",
+    "transport": "agents.transport.wiring:TransportConfig",
+    "state": "streams.state.rocks:StateConfig",
+    "predict": "streams.predict:PredictConfig",
+    "verify": "streams.verify:VerifyConfig",
+    "infer": "streams.dispatch:InferConfig",
+    "serve": "streams.serve:ServeConfig",
 }
 
 DEFAULT_FILE = Path("solaris.toml")

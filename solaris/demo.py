@@ -1,7 +1,7 @@
 """The demo: a script over the commands that a user has. Kafka, a log, training, topics, three workers, a playback, a summary.
 
-In: a log or none, and where to work. Out: exit code 0 and a JSON line if every request has its result. Never: a shortcut that a user of
-the commands doesn't have.
+In: a log or none, and where to work. Out: exit code 0 and a JSON line if every request has its result. Never: a
+shortcut that a user of the commands doesn't have.
 """
 
 from __future__ import annotations

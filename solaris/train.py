@@ -22,7 +22,7 @@ from models.bundle import Bundle
 from models.compressor import Compressor, CompressorConfig
 from models.engine import Engine
 from models.evaluate import Metrics, evaluate
-from models.features import F32, Features, Vectors, pair_starts, take_requests
+from models.features import DENSE, F32, Features, Vectors, pair_starts, take_requests
 from models.fit import Schedule
 from models.foundation import FmConfig, FoundationModel
 from models.priors import Priors
@@ -173,7 +173,7 @@ class Trainer:
         rows = self._collector.fm_rows()
         self._say(f"training the FM on {len(rows.request):,} pairs of {len(rows.ts):,} requests")
         shape = FmConfig(
-            tasks=self._tasks, item_buckets=self._buckets(), content_dims=self._content,
+            tasks=self._tasks, item_buckets=self._buckets(), content_dims=self._content, context_dims=len(DENSE),
             history_rows=self._config.serve.history_rows_max,
         )  # fmt: skip
         training = FmTraining(stale_ms_max=max(1, self._config.serve.ttl_ms), device=self._config.device)

@@ -1,7 +1,7 @@
 """Watching a live playback: joins what was asked with what came back, shows it while it runs, sums it up at the end.
 
-In: requests as they are sent (with their outcomes), results as they come, the workers' stats. Out: a table on the terminal, a summary.
-Never sends anything.
+In: requests as they are sent (with their outcomes), results as they come, the workers' stats. Out: a table on the
+terminal, a summary. Never sends anything.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Worker processes of one machine: starts them as a user would, watches that they live, stops them in order.
 
-In: a bundle, a folder for state and logs, settings as environment variables. Out: processes and their stats files. Never leaves one running.
+In: a bundle, a folder for state and logs, settings as environment variables. Out: processes and their stats files.
+Never leaves one running.
 """
 
 from __future__ import annotations

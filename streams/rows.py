@@ -100,12 +100,14 @@ class Collector:
             item[row, : len(rows)], types[row, : len(rows)], ages[row, : len(rows)] = rows, kinds, age
         request = np.repeat(np.arange(len(items), dtype=np.int32), [len(rows) for rows in items])
         index = self._index
+        dense = np.concatenate([part.dense for part in self._recorder.features])
+        before = sum(len(rows) for rows in self._items[:first])
         return FmRows(
             np.maximum.accumulate(np.array(self._ts[chosen], np.int64)) if past else np.zeros(0, np.int64),
             item, types, ages, request,
             np.concatenate(items) if items else np.zeros(0, np.int32),
             np.concatenate(self._labels[chosen]) if items else np.zeros((0, self._tasks), np.float32),
-            index.bucket.copy(), index.category.copy(), index.content.copy(),
+            index.bucket.copy(), index.category.copy(), index.content.copy(), dense[before : before + len(request)],
         )  # fmt: skip
 
     def first_at(self, ts: int) -> int:

@@ -8,7 +8,7 @@ being restored, is decided by the caller, so that a replay can honour what was d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import msgspec
@@ -106,8 +106,8 @@ class Serve:
         self._records_since_cut = 0
         self._counts = dict.fromkeys(_COUNTERS, 0)
 
-    def events(self, batch: EventBatch, next_offset: int) -> None:
-        """Fold events: histories, impressions, counters, the clock; one commit with the stamp."""
+    def events(self, batch: EventBatch, next_offset: int, origins: Mapping[str, int] | None = None) -> None:
+        """Fold events: histories, impressions, counters, the clock; one commit with the stamp, and the stamps of `origins`."""
         txn = Transaction(self.store)
         self._pruner.step(self.store, txn, self.clock.now)
         history = self.tables.history.fold(batch, txn) + self.tables.shown.fold(batch, txn)
@@ -115,6 +115,8 @@ class Serve:
         clock = PartitionClock(self.clock.now)
         clock.advance(batch.ts)
         clock.save(txn)
+        for name, offset in (origins or {}).items():
+            txn.stamp(name, offset)
         txn.stamp(EVENTS.name, next_offset)
         self.store.commit(txn)
         self.clock = clock

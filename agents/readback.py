@@ -1,0 +1,84 @@
+"""What a predecessor answered: results read back from the topic, so that a repeated request gets the same bytes again.
+
+In: the offset that the group's commit holds (where answers after that commit could begin). Out: those answers at
+once, and as a future the ones before it, as far back as answers stand. Never joins a group.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, TopicPartition
+
+from agents.kafka import KafkaConfig, librdkafka_settings
+from schemas.errors import FatalError
+
+TIMEOUT_S = 10.0
+ROWS = 1_000
+
+_readers = ThreadPoolExecutor(2, thread_name_prefix="readback")
+
+
+@dataclass(frozen=True)
+class Found:
+    """`recent`: values from the mark to the end; `older`: those before it, when they are read (None: there are none)."""
+
+    recent: list[bytes]
+    older: Future[list[bytes]] | None
+
+
+def read_back(kafka: KafkaConfig, topic: str, partition: int, mark: int | None, window_ms: int) -> tuple[Found, int]:
+    """What lies in `topic` from `mark` (None: everything is older) to its end, and the end's offset."""
+    consumer = _consumer(kafka)
+    try:
+        low, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=TIMEOUT_S)
+        since_ms = int(time.time() * 1000) - window_ms
+        asked = [TopicPartition(topic, partition, since_ms)]
+        window = consumer.offsets_for_times(asked, timeout=TIMEOUT_S)[0].offset
+        oldest = end if window < 0 else max(low, window)
+        first = end if mark is None else min(max(low, mark), end)
+        recent = _values(consumer, topic, partition, first, end)
+    finally:
+        consumer.close()
+    older = None if oldest >= first else _readers.submit(_older, kafka, topic, partition, oldest, first)
+    return Found(recent, older), end
+
+
+def _older(kafka: KafkaConfig, topic: str, partition: int, first: int, end: int) -> list[bytes]:
+    consumer = _consumer(kafka)
+    try:
+        return _values(consumer, topic, partition, first, end)
+    finally:
+        consumer.close()
+
+
+def _values(consumer: Consumer, topic: str, partition: int, first: int, end: int) -> list[bytes]:
+    """Values of the records [first, end)."""
+    if first >= end:
+        return []
+    consumer.assign([TopicPartition(topic, partition, first)])
+    values: list[bytes] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        for message in consumer.consume(ROWS, 0.1):
+            error = message.error()
+            if error is not None and not error.retriable():
+                raise FatalError(f"reading back {topic}-{partition} failed: {error.str()}")
+            value = message.value() if error is None else None
+            if value is not None and (message.offset() or 0) < end:
+                values.append(value)
+            deadline = time.monotonic() + TIMEOUT_S
+        if consumer.position([TopicPartition(topic, partition)])[0].offset >= end:
+            return values
+        if time.monotonic() > deadline:
+            raise FatalError(
+                f"reading back {topic}-{partition} came to no end within {TIMEOUT_S:g} s; check the broker"
+            )
+
+
+def _consumer(kafka: KafkaConfig) -> Consumer:
+    settings = {"group.id": f"readback-{uuid.uuid4()}", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+    return Consumer(librdkafka_settings(kafka) | settings)

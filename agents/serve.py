@@ -1,0 +1,196 @@
+"""Serve on Kafka: one partition's events, embeddings and ranking requests into its state and its ranked results.
+
+In: record batches of three topics. Out: one result a request, dead letters of requests and embeddings. Never: waits for the FM, or
+judges a request by anything but what is folded; until what was there at the assignment is folded, results say `degraded`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from agents.kafka import KafkaConfig
+from agents.readback import read_back
+from agents.shell import Records, WorkerContext, handler_error, letter, origin
+from agents.transport.batch import RecordBatch
+from agents.transport.partition import InputTopic, PartitionStart
+from models.bundle import Bundle
+from schemas.errors import ConfigError
+from schemas.events import EventBatch, decode_events
+from schemas.inference import decode_embeddings
+from schemas.ranking import CheckedRequest, decode_request
+from schemas.topics import EMBEDDINGS, EVENTS, RANKED_RESULTS, RANKING_REQUESTS
+from streams.neighbors import Cut, Generation
+from streams.serve import Serve, ServeConfig
+
+log = logging.getLogger("solaris.serve")
+
+ROLE = "serve"
+TOPICS = (EVENTS, EMBEDDINGS, RANKING_REQUESTS)
+
+_builders = ThreadPoolExecutor(1, thread_name_prefix="neighbors")
+
+
+def input_topics(kafka: KafkaConfig) -> tuple[InputTopic, ...]:
+    """Requests go first; folds come in batches of a few milliseconds, so that a request never waits long behind one."""
+    return (
+        InputTopic(kafka.topic(EVENTS), batch_rows_max=500, priority=1),
+        InputTopic(kafka.topic(EMBEDDINGS), batch_rows_max=200, priority=1),
+        InputTopic(kafka.topic(RANKING_REQUESTS), batch_rows_max=100, priority=0),
+    )
+
+
+class ServeProcessor:
+    """One partition of serve; see `agents.transport.partition.PartitionProcessor`."""
+
+    def __init__(self, context: WorkerContext, bundle: Bundle, config: ServeConfig, start: PartitionStart) -> None:
+        self._context, self._kafka, self._output = context, context.kafka, start.output
+        self._partition = start.partition
+        self._results = context.kafka.topic(RANKED_RESULTS)
+        self.records = Records(context.kafka, start, context.partitions)
+        store = context.open(start.partition, bundle.space)
+        base = bundle.base if bundle.has("base") else None
+        if config.shadow and base is None:
+            raise ConfigError("[serve] shadow = true, but the bundle has no base ranker; train it with `solaris train`")
+        self.core = Serve(
+            start.partition, bundle.hash, bundle.ranker, base, bundle.space, bundle.d, config, store, context.items
+        )
+        self._store = store
+        self._due = {EVENTS.name: start.end[context.kafka.topic(EVENTS)]}
+        self._due[EMBEDDINGS.name] = start.end[context.kafka.topic(EMBEDDINGS)]
+        self._cut: Cut | None = None
+        self._building: Future[Generation] | None = None
+        self._older: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+        self._results_from = self._read_results(start)
+        self._handlers: dict[str, Callable[[RecordBatch], None]] = {
+            context.kafka.topic(EVENTS): self._events,
+            context.kafka.topic(EMBEDDINGS): self._embeddings,
+            context.kafka.topic(RANKING_REQUESTS): self._requests,
+        }
+        context.placed(start.partition, self)
+
+    def positions(self, start: PartitionStart) -> Mapping[str, int | None]:
+        """Folds begin at their stamp, else at the log's start; requests at the committed offset."""
+        wanted: dict[str, int | None] = {}
+        for spec in (EVENTS, EMBEDDINGS):
+            name = self._kafka.topic(spec)
+            stamp = self._store.stamp(spec.name)
+            wanted[name] = start.begin[name] if stamp is None else stamp
+            self._due[spec.name] = start.end[name]
+        return wanted
+
+    def process(self, batch: RecordBatch) -> None:
+        """Fold or answer one batch."""
+        self._take_up()
+        self._handlers[batch.topic](batch)
+
+    def on_poison(self, batch: RecordBatch, index: int, error: Exception) -> None:
+        """A record whose handling raised each time becomes a dead letter, unless another process owns its topic."""
+        if batch.topic != self._kafka.topic(EVENTS):
+            letter(self._kafka, self._output, batch, index, handler_error(error))
+        self.records.counts["poisoned"] += 1
+
+    def mark(self, topic: str) -> str:
+        """Beside the offset of requests: where in ranked-results the answers of work that starts now could begin."""
+        if topic != self._kafka.topic(RANKING_REQUESTS):
+            return ""
+        return str(max(self._output.reached(self._results, self._partition) or 0, self._results_from))
+
+    def close(self) -> None:
+        """Give the state directory back."""
+        self._context.gone(self._partition)
+        self._store.close()
+
+    @property
+    def degraded(self) -> bool:
+        """Whether something that was in the log at the assignment is not folded yet."""
+        return any((self._store.stamp(name) or 0) < end for name, end in self._due.items())
+
+    def counts(self) -> dict[str, Any]:
+        """What happened here so far."""
+        return {**self.core.stats(), **self.records.counts}
+
+    def _events(self, batch: RecordBatch) -> None:
+        events, refused = decode_events(
+            batch.partition, batch.offsets.tolist(), batch.keys, batch.values, batch.append_ts_ms.tolist()
+        )
+        for index, error in refused:
+            self.records.refuse(batch, index, EVENTS, error, owner=False)
+        mine, origins = own_events(self.records, batch, events, self._store.stamps(), owner=False)
+        self.core.events(mine, batch.next_offset, origins)
+
+    def _embeddings(self, batch: RecordBatch) -> None:
+        stamp = self._store.stamp(EMBEDDINGS.name) or 0
+        good = self.records.decode(batch, EMBEDDINGS, lambda index: decode_embeddings(batch.values[index]), owner=True)
+        fresh = [vectors for index, vectors in good if batch.offsets[index] >= stamp]
+        self.core.embeddings(fresh, batch.next_offset)
+        if self._cut is None and self._building is None and self.core.cut_due():
+            self._cut = self.core.cut()
+
+    def _requests(self, batch: RecordBatch) -> None:
+        def decode(index: int) -> CheckedRequest:
+            return decode_request(
+                batch.keys[index], batch.values[index], int(batch.append_ts_ms[index]), int(batch.offsets[index])
+            )
+
+        good = self.records.decode(batch, RANKING_REQUESTS, decode, owner=True)
+        users = {index: request.user for index, request in good}
+        strays = self.records.strays(batch, users, RANKING_REQUESTS, owner=True)
+        requests = [request for index, request in good if index not in strays]
+        wall_ms = time.time() * 1000
+        late = [r.deadline_ms is not None and wall_ms > r.append_ms + r.deadline_ms for r in requests]
+        for request, data in zip(requests, self.core.answer(requests, late, self.degraded), strict=True):
+            self._output.send(self._results, self._partition, request.user.encode(), data)
+
+    def _take_up(self) -> None:
+        """Between batches: older answers that were read back, and the next generation of neighbours."""
+        self.core.items_applied = self._context.catalogue.offset
+        while not self._older.empty():
+            self.core.remember(self._older.get())
+        if self._building is not None and self._building.done():
+            self.core.install(self._building.result())
+            self._building = None
+        if self._cut is not None and not self.core.step(self._cut):
+            self._building, self._cut = _builders.submit(self._cut.finish), None
+
+    def _read_results(self, start: PartitionStart) -> int:
+        """Answers that a predecessor may have sent after its last commit, at once; the last ten minutes in the background."""
+        committed = start.committed[self._kafka.topic(RANKING_REQUESTS)]
+        mark = int(committed.mark) if committed is not None and committed.mark.isdigit() else None
+        found, end = read_back(self._kafka, self._results, self._partition, mark, self.core.config.answers_window_ms)
+        self.core.remember(found.recent)
+        if found.older is not None:
+            found.older.add_done_callback(lambda done: self._older.put(done.result()))
+        return end
+
+
+def own_events(
+    records: Records, batch: RecordBatch, events: EventBatch, stamps: Mapping[str, int], *, owner: bool
+) -> tuple[EventBatch, dict[str, int]]:
+    """The events that belong here and are new, and the stamps of those that took the detour.
+
+    Dropped: events of users of another partition (the owner sends them on), and detoured ones that were folded before.
+    """
+    index_of = {int(offset): index for index, offset in enumerate(batch.offsets.tolist())}
+    indices = [index_of[offset] for offset in events.offsets.tolist()]
+    users = dict(zip(indices, events.users, strict=True))
+    strays = records.strays(batch, users, EVENTS, owner=owner)
+    origins: dict[str, int] = {}
+    keep = []
+    stamp = stamps.get(EVENTS.name, 0)
+    for place, index in enumerate(indices):
+        first = origin(batch.headers[index])
+        if first is not None:
+            name = f"{EVENTS.name}@{first[0]}"
+            folded = batch.offsets[index] >= stamp and first[1] < max(stamps.get(name, 0), origins.get(name, 0))
+            if folded:
+                records.counts["detours_repeated"] += 1
+                continue
+            origins[name] = max(origins.get(name, stamps.get(name, 0)), first[1] + 1)
+        if index not in strays:
+            keep.append(place)
+    return (events if len(keep) == len(events) else events.take(keep)), origins
