@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from models.features import AGE_NEVER, DENSE, F32, I32, I64, SHORT_HISTORY, U8, Features
+from models.features import DENSE, F32, I32, I64, SHORT_HISTORY, U8, Features
 from schemas.keys import hash64
 from streams.history import HistoryRow
 from streams.items import CATEGORY_UNKNOWN, ItemIndex
@@ -31,6 +31,8 @@ USER_BUCKET_MASK = 0x7FFF_FFFF
 """A user's bucket is its hash's low 31 bits; a ranker takes it modulo its own table."""
 
 _HOUR_MS = 3_600_000.0
+_HOURS_MAX = 24.0 * 30
+"""log1p of it is AGE_NEVER."""
 _DAY_MS = 86_400_000
 
 
@@ -67,23 +69,16 @@ def build_features(
     n = len(item_rows)
     past, seen = _join(histories, shown, items)
     category = items.category[item_rows]
-    touched, touched_last = _matches(past.owner, past.rows, past.ts, request, item_rows)
-    shown_count, shown_last = _matches(seen.owner, seen.rows, seen.ts, request, item_rows)
-    same, same_last = _matches(past.owner, past.category, past.ts, request, category, CATEGORY_UNKNOWN)
-    length = past.ends - past.starts
+    count, last = _matches(past, seen, request, item_rows, category)
     content = items.content[item_rows]
-    pair_now = now[request]
     columns = np.empty((len(DENSE), n), np.float32)
-    columns[0:3] = _counter_columns(item_counts)
-    columns[3:6] = _counter_columns(user_counts)[:, request]
-    columns[6] = np.log1p(touched)
-    columns[7] = _log_hours(pair_now, touched_last)
-    columns[8] = np.log1p(shown_count)
-    columns[9] = _log_hours(pair_now, shown_last)
-    columns[10] = same / np.maximum(length, 1)[request]
-    columns[11] = _log_hours(pair_now, same_last)
+    of_pairs = _logs(item_counts, np.concatenate((count[:2], _hours(now[request], last))))
+    columns[0:3], columns[6:10], columns[11] = of_pairs[:3], of_pairs[[3, 5, 4, 6]], of_pairs[7]
+    length = past.ends - past.starts
+    of_users = _user_columns(past, length, now, user_counts)[:, request]
+    columns[3:6], columns[13:] = of_users[:3], of_users[3:]
+    columns[10] = count[2] / np.maximum(length, 1)[request]
     columns[12] = _profile_content(past, items.content, content, request)
-    columns[13:] = _user_columns(past, length, now)[:, request]
     user_bucket = np.fromiter((hash64(user) & USER_BUCKET_MASK for user in users), np.int32, len(users))
     dense = np.ascontiguousarray(columns.T)
     return Features(
@@ -120,39 +115,47 @@ def _concatenate(histories: Sequence[HistoryRow], rows: I32, items: ItemIndex) -
     )
 
 
-def _matches(owner: I64, keys: I32, ts: I64, request: I32, wanted: I32, unknown: int = -1) -> tuple[I64, I64]:
-    """Per pair: how many history rows of its request have the wanted key, and the `ts` of the last of them (-1 = none).
+def _matches(past: _Past, seen: _Past, request: I32, item_rows: I32, category: I32) -> tuple[I64, I64]:
+    """Per pair the number of rows of its request, and the `ts` of the last of them (-1 = none), both int64 [3, n]: history rows
+    of the item, impressions of the item, history rows in the item's category.
 
-    One sort for the whole batch: (owner, key, position) packed into an integer, so that a pair's rows lie side by side. The key
-    `unknown` matches nothing.
+    One sort for all three and the whole batch: (kind and owner, key, position) packed into an integer, so that what belongs to a
+    pair lies side by side.
     """
-    if not len(keys) or not len(wanted):
-        return np.zeros(len(wanted), np.int64), np.full(len(wanted), -1, np.int64)
-    span = int(max(keys.max(), wanted.max())) + 1
-    shift = len(keys).bit_length()
-    assert (int(owner[-1]) + 1) * span < 1 << (63 - shift), "too many requests in one batch to pack"
+    r, n = len(past.ends), len(item_rows)
+    keys = np.concatenate((past.rows, seen.rows, past.category))
+    if not len(keys) or not n:
+        return np.zeros((3, n), np.int64), np.full((3, n), -1, np.int64)
+    owner = np.concatenate((past.owner, seen.owner + r, past.owner + 2 * r))
+    wanted = np.concatenate((item_rows, item_rows, category))
+    span, shift = int(max(keys.max(), wanted.max())) + 1, len(keys).bit_length()
+    assert 3 * r * span < 1 << (63 - shift), "too many requests in one batch to pack"
     packed = np.sort(((owner * span + keys) << shift) + np.arange(len(keys)))
-    sought = (request.astype(np.int64) * span + wanted) << shift
-    left, right = packed.searchsorted(sought), packed.searchsorted(sought + (1 << shift))
-    found = (right > left) & (wanted != unknown)
+    kind = np.arange(3)[:, None] * r
+    sought = ((request + kind) * span + wanted.reshape(3, n)) << shift
+    left, right = packed.searchsorted(np.stack((sought, sought + (1 << shift))))
+    count = right - left
+    count[2, category == CATEGORY_UNKNOWN] = 0
+    ts = np.concatenate((past.ts, seen.ts, past.ts))
     newest = ts[packed[np.maximum(right - 1, 0)] & ((1 << shift) - 1)]
-    return np.where(found, right - left, 0), np.where(found, newest, -1)
+    return count, np.where(count > 0, newest, -1)
 
 
-def _counter_columns(counts: I64) -> F64:
-    """[3, n]: log1p impressions, log1p positives, logit of the smoothed rate. Logs without impressions have positives alone."""
-    impressions, positives = counts.T.astype(np.float64)
-    misses = np.maximum(impressions - positives, 0.0)
-    plus = np.stack((impressions, positives, positives + (RATE_PRIOR[0] - 1.0), misses + (RATE_PRIOR[1] - 1.0)))
-    logs: F64 = np.log1p(plus)
-    logs[2] -= logs[3]
-    return logs[:3]
+def _logs(counts: I64, more: F64) -> F64:
+    """[3 + m, n] of counts [n, 2] and m more rows [m, n]: log1p impressions, log1p positives, logit of the smoothed rate, and log1p
+    of the others. Where a log has no impressions, positives stand alone."""
+    impressions, positives = counts[:, 0], counts[:, 1]
+    rows = np.empty((4 + len(more), len(counts)))
+    rows[0], rows[1], rows[2], rows[3:-1] = impressions, positives, positives + (RATE_PRIOR[0] - 1.0), more
+    rows[-1] = np.maximum(impressions - positives, 0) + (RATE_PRIOR[1] - 1.0)
+    np.log1p(rows, out=rows)
+    rows[2] -= rows[-1]
+    return rows[:-1]
 
 
-def _log_hours(now: I64, last: I64) -> F64:
-    """log1p of the hours since `last`, at most AGE_NEVER, which also stands where there is none (-1)."""
-    hours = np.log1p(np.maximum(now - last, 0) / _HOUR_MS)
-    return np.where(last < 0, AGE_NEVER, np.minimum(hours, AGE_NEVER))
+def _hours(now: I64, last: I64) -> F64:
+    """Hours since `last`, at most a month, which also stands where there is none (-1)."""
+    return np.where(last < 0, _HOURS_MAX, np.minimum(np.maximum(now - last, 0) / _HOUR_MS, _HOURS_MAX))
 
 
 def _profile_content(past: _Past, catalogue: F32, content: F32, request: I32) -> F32:
@@ -170,11 +173,12 @@ def _profile_content(past: _Past, catalogue: F32, content: F32, request: I32) ->
     return cosine
 
 
-def _user_columns(past: _Past, length: I64, now: I64) -> F64:
-    """[4, r]: history_log, idle, hour_sin, hour_cos (the hour of the day is UTC event time)."""
-    newest = np.append(past.ts, -1)[np.where(length > 0, past.ends - 1, len(past.ts))]
+def _user_columns(past: _Past, length: I64, now: I64, counts: I64) -> F64:
+    """[7, r]: the user's two counters and rate, history_log, idle, hour_sin, hour_cos (the hour of the day is UTC event time)."""
+    newest = np.concatenate((past.ts, [-1]))[np.where(length > 0, past.ends - 1, len(past.ts))]
     angle = (now % _DAY_MS) * (2.0 * np.pi / _DAY_MS)
-    return np.stack((np.log1p(length), _log_hours(now, newest), np.sin(angle), np.cos(angle)))
+    logs = _logs(counts, np.stack((length, _hours(now, newest))))
+    return np.concatenate((logs, np.stack((np.sin(angle), np.cos(angle)))))
 
 
 def _short_history(past: _Past, buckets: I32, now: I64) -> tuple[I32, I32, U8, F32]:
@@ -184,11 +188,12 @@ def _short_history(past: _Past, buckets: I32, now: I64) -> tuple[I32, I32, U8, F
     """
     at = past.ends[:, None] - 1 - np.arange(SHORT_HISTORY)
     empty = at < past.starts[:, None]
-    at = np.where(empty, len(past.ts), at)
-    ages = np.log1p(np.maximum(now[:, None] - np.append(past.ts, 0)[at], 0) / _HOUR_MS)
-    return (
-        np.append(buckets[past.rows], np.int32(-1))[at],
-        np.append(past.category, np.int32(-1))[at],
-        np.append(past.types, np.uint8(0))[at],
-        np.where(empty, 0.0, ages).astype(np.float32),
-    )
+    if not len(past.ts):
+        blank = np.full(at.shape, -1, np.int32)
+        return blank, blank, np.zeros(at.shape, np.uint8), np.zeros(at.shape, np.float32)
+    at[empty] = 0
+    bucket, category, types = buckets[past.rows[at]], past.category[at], past.types[at]
+    bucket[empty], category[empty], types[empty] = -1, -1, 0
+    ages = np.log1p(np.maximum(now[:, None] - past.ts[at], 0) / _HOUR_MS).astype(np.float32)
+    ages[empty] = 0.0
+    return bucket, category, types, ages

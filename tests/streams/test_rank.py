@@ -30,6 +30,11 @@ def test_higher_scores_first_ties_by_id() -> None:
     assert [names[at] for at in order(np.array([0.0, -0.0, 0.0, -0.0, 0.0]), names)] == ["B", "a", "b", "c", "é"]
 
 
+def test_bad_scores_come_after_zero_and_below() -> None:
+    names = ["a", "b", "c", "d"]
+    assert order(np.array([math.nan, -1.0, math.inf, 0.0]), names) == [3, 1, 0, 2]
+
+
 @pytest.mark.parametrize("places", list(itertools.combinations(range(5), 2)))
 @pytest.mark.parametrize("bad", list(itertools.product(BAD, repeat=2)))
 def test_bad_scores_come_last_at_every_place(places: tuple[int, int], bad: tuple[float, float]) -> None:
