@@ -156,10 +156,10 @@ def test_the_oracle_is_the_truth_and_beats_the_base_rate(log: Log, requests: lis
 
 
 def test_second_label_is_another_task(requests: list[LoggedRequest]) -> None:
-    first = np.array([value for request in requests for value in request.labels])
+    chance = np.array([value for request in requests for value in request.oracle or ()])
     second = np.array([value for request in requests for value in request.labels2 or ()])
     assert 0.07 < second.mean() < 0.14
-    assert abs(np.corrcoef(first, second)[0, 1]) < 0.3
+    assert abs(np.corrcoef(chance, second)[0, 1]) < 0.25  # 0.5 without the rotation
 
 
 def test_content_tells_part_of_the_taste_and_not_all(log: Log) -> None:

@@ -265,7 +265,7 @@ def test_parquet(tmp_path: Path, stamp: pa.DataType | None) -> None:
     table = pa.table({"uid": [1, 2, 3], "sku": ["a", "b", "c"], "time": times, "left": [[1], [2], [3]]})
     pq.write_table(table, tmp_path / "t.parquet")
     columns = {"user_id": "uid", "item_id": "sku", "ts": "time"}
-    options = TableOptions(columns, {"event_type": "like"}, "s" if stamp is None else "ms")
+    options = TableOptions(columns, {"event_type": "like"}, "s")  # a timestamp knows its unit
     log, manifest = imported(tmp_path, tmp_path / "t.parquet", table=options)
     assert rows(log) == [("2", "b", "like", 1700000000000), ("1", "a", "like", 1700000001000)]
     assert manifest.dropped == {"ts_missing": 1}
