@@ -29,7 +29,7 @@ def import_log(
         list[str] | None, typer.Option(metavar="OURS=VALUE", help="The same in every row: event_type=click.")
     ] = None,
     ts_unit: Annotated[str, typer.Option(help="Unit of a table's ts: s, ms, us or iso (no zone = UTC).")] = "ms",
-    requests: Annotated[bool, typer.Option(help="Write ranking requests, too.")] = True,
+    construct: Annotated[bool, typer.Option(help="Make requests up for a log that has no impressions.")] = True,
     candidates: Annotated[int, typer.Option(help="Candidates of a constructed request, at most.")] = 15,
     every: Annotated[int, typer.Option(help="A constructed request every so many events of a session.")] = 5,
     unseen: Annotated[
@@ -63,7 +63,7 @@ def import_log(
         format=format_,
         table=TableOptions(name_values(map_ or []), name_values(constant or []), ts_unit),
         construct=ConstructConfig(candidates=candidates, every=every, unseen=unseen, seed=seed),
-        requests=requests,
+        constructed=construct,
         force=force,
     )
     with bar("importing") as progress:

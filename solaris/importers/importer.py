@@ -37,12 +37,12 @@ READERS = {"taobao": taobao.read, "otto": otto.read, "movielens": movielens.read
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """`format`: one of `SNIFFERS` or None to detect; `requests`: whether to write requests at all."""
+    """`format`: one of `SNIFFERS` or None to detect; `constructed`: whether to make requests up."""
 
     format: str | None = None
     table: table.TableOptions = field(default_factory=table.TableOptions)
     construct: ConstructConfig = field(default_factory=ConstructConfig)
-    requests: bool = True
+    constructed: bool = True
     force: bool = False
 
 
@@ -106,13 +106,13 @@ def detect(path: Path, form: str | None = None) -> str:
 
 def _requests(columns: Columns, folder: LogFolder, options: ImportOptions, *, rated: bool) -> tuple[bool, str, str]:
     """Write the requests; (constructed, label, note)."""
-    if not options.requests:
-        return False, "", "Imported without requests."
     if columns.kind_mask(IMPRESSION).any():
         observed = Observed(columns)
         for lines in observed.lines():
             folder.write("requests", lines)
         return False, "positive event after the impression", observed.note()
+    if not options.constructed:
+        return False, "", "No impressions, and no requests were made up."
     construct = Construct(columns, options.construct, rated=rated)
     for lines in construct.lines():
         folder.write("requests", lines)
