@@ -63,10 +63,8 @@ def run_demo(config: DemoConfig) -> None:
         split = split_ts(log, config.played)
         say("training on what comes before the played part")
         bundle = config.out / "bundle"
-        command(
-            "train", folder, "--out", bundle, "--until-ts", split, "--ttl", config.ttl, "--seed", config.seed, "--force"
-        )
         settings = _settings(config, broker.bootstrap)
+        command("train", folder, "--out", bundle, "--until-ts", split, "--seed", config.seed, "--force", settings=settings)
         command("topics", "create", "--partitions", config.partitions, settings=settings)
         say("starting one speculate, one infer and one serve worker")
         kafka = KafkaConfig(bootstrap=broker.bootstrap)
@@ -139,7 +137,6 @@ def _settings(config: DemoConfig, bootstrap: str) -> dict[str, str]:
         "SOLARIS_KAFKA__BOOTSTRAP": bootstrap,
         "SOLARIS_SERVE__TTL_MS": config.ttl,
         "SOLARIS_SERVE__SHADOW": "true",
-        "SOLARIS_PREDICT__TTL_MS": config.ttl,
         "SOLARIS_VERIFY__PAIRS_PER_RANKED": str(config.pairs_per_ranked),
     }
 

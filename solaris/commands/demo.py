@@ -7,25 +7,24 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(
-    invoke_without_command=True,
-    help="""The whole path on this machine: Kafka, a log, training, three workers, a live playback, a summary.
+HELP = """The whole path on this machine: Kafka, a log, training, three workers, a live playback, a summary.
 
-    Nothing here is special to the demo: it calls `broker`, `import` or `generate`, `train`, `topics`, `worker` and `produce`.
-    The last line is JSON.
+Nothing here is special to the demo: it calls `broker`, `import` or `generate`, `train`, `topics`, `worker` and `produce`.
+The last line is JSON.
 
-    Examples:
+Examples:
 
-        solaris demo
-        solaris demo --log UserBehavior.csv.gz
-        solaris demo --log logs/mine --played 0.1 --keep
+    solaris demo
+    solaris demo --log UserBehavior.csv.gz
+    solaris demo --log logs/mine --played 0.1 --keep
 
-    Exit codes: 0 every request has its result, 1 something failed (the sentence says what), 2 a wrong call or setting.
-    """,
-)
+Exit codes: 0 every request has its result, 1 something failed (the sentence says what), 2 a wrong call or setting.
+"""
+
+app = typer.Typer()
 
 
-@app.callback()
+@app.command(help=HELP)
 def demo(
     log: Annotated[Path | None, typer.Option(help="A log folder, or a file that `solaris import` reads.")] = None,
     out: Annotated[Path, typer.Option(help="Where the log, the bundle, the state and the broker live.")] = Path(

@@ -12,23 +12,22 @@ from agents.kafka import KafkaConfig
 from schemas.errors import SolarisError
 from solaris.commands import config, emit
 
-app = typer.Typer(
-    invoke_without_command=True,
-    help="""Play an event log onto the topics, live.
+HELP = """Play an event log onto the topics, live.
 
-    Sends the catalogue, then events and ranking requests in the order of their `ts`. Outcomes in the log are never sent.
+Sends the catalogue, then events and ranking requests in the order of their `ts`. Outcomes in the log are never sent.
 
-    Examples:
+Examples:
 
-        solaris produce logs/taobao --speed 3600
-        solaris produce logs/demo --hold-back --from-ts 1780000000000 --json
+    solaris produce logs/taobao --speed 3600
+    solaris produce logs/demo --hold-back --from-ts 1780000000000 --json
 
-    Exit codes: 0 every record is acknowledged, 1 some are not (the count is printed), 2 a wrong call or setting.
-    """,
-)
+Exit codes: 0 every record is acknowledged, 1 some are not (the count is printed), 2 a wrong call or setting.
+"""
+
+app = typer.Typer()
 
 
-@app.callback()
+@app.command(help=HELP)
 def produce(
     ctx: typer.Context,
     log: Annotated[Path, typer.Argument(help="A log folder, from `solaris import` or `solaris generate`.")],

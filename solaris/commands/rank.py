@@ -11,21 +11,20 @@ import typer
 from agents.kafka import KafkaConfig
 from solaris.commands import config
 
-app = typer.Typer(
-    invoke_without_command=True,
-    help="""Ask for one ranking and print the result.
+HELP = """Ask for one ranking and print the result.
 
-    Examples:
+Examples:
 
-        solaris rank user42 item1 item2 item3
-        solaris rank user42 item1 item2 --ts 1780000000000 --json
+    solaris rank user42 item1 item2 item3
+    solaris rank user42 item1 item2 --ts 1780000000000 --json
 
-    Exit codes: 0 a result came, 1 none came in time, 2 a wrong call or setting.
-    """,
-)
+Exit codes: 0 a result came, 1 none came in time, 2 a wrong call or setting.
+"""
+
+app = typer.Typer()
 
 
-@app.callback()
+@app.command(help=HELP)
 def rank(
     ctx: typer.Context,
     user: Annotated[str, typer.Argument(help="User id.")],

@@ -11,23 +11,22 @@ import typer
 from solaris.commands import config as settings
 from solaris.commands import emit
 
-app = typer.Typer(
-    invoke_without_command=True,
-    help="""Train a bundle (FM, compressor, ranker, priors) from a log, in one pass over event time.
+HELP = """Train a bundle (FM, compressor, ranker, priors) from a log, in one pass over event time.
 
-    The figures it prints are of the newest tenth of the training span, which no model was trained on.
+The figures it prints are of the newest tenth of the training span, which no model was trained on.
 
-    Examples:
+Examples:
 
-        solaris train logs/demo --out bundle
-        solaris train logs/demo --out bundle --until-ts 1780000000000 --ttl 4h --json
+    solaris train logs/demo --out bundle
+    solaris train logs/demo --out bundle --until-ts 1780000000000 --ttl 4h --json
 
-    Exit codes: 0 done, 1 the FM is no better than the ranker without it, or the disk failed, 2 a wrong call, log or setting.
-    """,
-)
+Exit codes: 0 done, 1 the FM is no better than the ranker without it, or the disk failed, 2 a wrong call, log or setting.
+"""
+
+app = typer.Typer()
 
 
-@app.callback()
+@app.command(help=HELP)
 def train(
     ctx: typer.Context,
     log: Annotated[Path, typer.Argument(help="A log folder with requests, from `solaris import` or `generate`.")],
