@@ -35,16 +35,24 @@ class Answers:
 
     def keep(self, result: RankedResult, encoded: bytes) -> None:
         """Keep a result that was just made, in place of one that no longer stands."""
-        self._drop((result.user_id, result.request_id))
-        self._kept[(result.user_id, result.request_id)] = (result.ts, encoded)
-        self.bytes += len(encoded) + _OVERHEAD_BYTES
+        self._put(result, encoded)
         self._bound(result.ts)
 
     def remember(self, results: Iterable[tuple[RankedResult, bytes]]) -> None:
-        """Results read back from the topic in offset order. Of two for one request the first stands, as it does for clients."""
+        """Results read back from the topic, in any order. Of two for one request the earlier stands, as it does for clients."""
         for result, encoded in results:
-            if self.find(result.user_id, result.request_id, result.ts) is None:
-                self.keep(result, encoded)
+            known = self._kept.get((result.user_id, result.request_id))
+            if known is None or 0 < known[0] - result.ts < self.window_ms or result.ts - known[0] >= self.window_ms:
+                self._put(result, encoded)
+        self._kept = OrderedDict(sorted(self._kept.items(), key=lambda entry: entry[1][0]))
+        if self._kept:
+            self._bound(next(reversed(self._kept.values()))[0])
+
+    def _put(self, result: RankedResult, encoded: bytes) -> None:
+        key = (result.user_id, result.request_id)
+        self._drop(key)
+        self._kept[key] = (result.ts, encoded)
+        self.bytes += len(encoded) + _OVERHEAD_BYTES
 
     def _bound(self, now: int) -> None:
         """Forget from the oldest what no longer stands, and what does not fit."""

@@ -41,11 +41,24 @@ def test_what_no_longer_stands_is_forgotten_without_a_count() -> None:
     assert answers.forgotten_early == 0
 
 
-def test_of_two_results_read_back_the_first_stands() -> None:
+def test_of_two_results_read_back_the_earlier_stands() -> None:
     answers = Answers(1 << 20, WINDOW)
     first, second, later = (_answer("u", "r", ts, note) for ts, note in ((5, "x"), (6, "y"), (5 + WINDOW, "z")))
     answers.remember([first, second])
     assert answers.find("u", "r", 6) == first[1]
     answers.remember([later])
+    answers.remember([first])
     assert answers.find("u", "r", 5 + WINDOW) == later[1]
     assert answers.bytes == len(later[1]) + 300
+    answers.keep(*second)
+    answers.remember([first])  # older answers are read back while new ones are made
+    assert answers.find("u", "r", 6) == first[1]
+
+
+def test_what_is_read_back_late_is_still_the_first_to_be_forgotten() -> None:
+    answers = Answers(1 << 20, WINDOW)
+    answers.keep(*_answer("u", "new", WINDOW - 1))
+    answers.remember([_answer("u", "old", 7), _answer("u", "older", 0)])
+    answers.keep(*_answer("u", "next", WINDOW))
+    assert [answers.find("u", name, 8) is not None for name in ("older", "old", "new")] == [False, True, True]
+    answers.remember([])
