@@ -144,7 +144,7 @@ def events_per_s(kind: str, bootstrap: str, topic: str, events: int) -> float:
 
 
 def latencies_ms(bootstrap: str, requests: str, responses: str, seconds: float) -> dict[str, Any]:
-    """Send `RATE` requests/s for `seconds` and time each until its response is here; percentiles in ms, the first second left out."""
+    """Send `RATE` requests/s for `seconds`, time each until its response is here; percentiles in ms, without the first second."""
     from confluent_kafka import Consumer, Producer, TopicPartition
 
     client: dict[str, Any] = {"bootstrap.servers": bootstrap, "logger": logging.getLogger("bench")}
@@ -192,11 +192,12 @@ def measure(events: int, stock_events: int, seconds: float) -> dict[str, Any]:
         ours = events_per_s("batch", bootstrap, "events", events)
         stock = events_per_s("stock", bootstrap, "few-events", stock_events)
         echo = worker("batch", bootstrap, "requests", "0", "responses")
-        time.sleep(6)
+        alone = latencies_ms(
+            bootstrap, "alone", "alone", seconds
+        )  # meanwhile the worker starts and the broker warms up
         echoed = latencies_ms(bootstrap, "requests", "responses", seconds)
         echo.send_signal(signal.SIGTERM)
         exit_code = echo.wait(60)
-        alone = latencies_ms(bootstrap, "alone", "alone", seconds)
     return {
         "events_per_s": round(ours),
         "stock_events_per_s": round(stock),

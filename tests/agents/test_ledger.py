@@ -101,8 +101,12 @@ def test_a_batch_that_ends_after_its_partition_went_counts_for_nothing() -> None
     old = ledger.add(P, 50)
     assert old is not None
     ledger.begin(old)
+    waiting = ledger.add(P, 60)
+    assert waiting is not None
     ledger.assign(P, 20, 20)
+    assert not ledger.begin(waiting)
     ledger.done(old)
+    assert old.state is State.DROPPED
     assert ledger.committable(lambda _: "") == {}
     assert ledger.position(P) == 20
 

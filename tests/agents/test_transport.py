@@ -149,7 +149,8 @@ def test_reading_again_below_the_commit_does_not_rewind_it(log: Log) -> None:
     log.produce(400)
     log.rewind({(log.inputs[0], partition): 90 for partition in range(log.partitions)})
     with workers() as start:
-        worker = start(log.options(positions={log.inputs[0]: 0}, rows_max=5, sleep_s=0.05))
+        worker = start(log.options(positions={log.inputs[0]: 0}, rows_max=5, sleep_s=0.05, say_batches=True))
+        until(lambda: len(worker.told("batch")) > 4, what="work below the commit")
         for _ in range(20):
             assert min(offset for (topic, _), offset in log.committed().items() if topic == log.inputs[0]) >= 90
             time.sleep(0.1)

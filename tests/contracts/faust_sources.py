@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Callable
 from typing import Any
 
 from aiokafka.consumer import fetcher, group_coordinator, subscription_state
@@ -72,7 +71,7 @@ def name(method: Any) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def plain(method: Any) -> Callable[..., Any]:
+def plain(method: Any) -> Any:
     """The function behind a decorator of Faust's: `Service.task` and `transitions_to` wrap theirs."""
     return inspect.unwrap(getattr(method, "fun", method))
 
