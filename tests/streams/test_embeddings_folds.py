@@ -180,6 +180,20 @@ def test_find_is_by_item() -> None:
     ]
 
 
+def test_the_mean_s_window_at_its_edges() -> None:
+    worker, now = Worker(), logs.BASE + DAY_MS
+    worker.fold([message(now - DAY_MS, ["a"], code=1), message(now - DAY_MS + PANE_MS, ["b"], code=3)])
+    counted = [worker.aggregate.mean(worker.store, ["u"], 7, now + at).count[0] for at in (-1, 0, PANE_MS - 1, PANE_MS)]
+    assert counted == [2, 1, 1, 0]
+
+
+def test_the_newest_of_a_pane_is_the_newest_in_any_order() -> None:
+    worker = Worker()
+    for as_of, item in ((5, "a"), (9, "b"), (7, "c")):
+        worker.fold([message(logs.BASE + as_of, [item])])
+    assert worker.aggregate.mean(worker.store, ["u"], 7, logs.BASE).newest_ms.tolist() == [logs.BASE + 9]
+
+
 def test_spaces_do_not_mix_and_another_dimension_is_an_error() -> None:
     worker = Worker()
     wide = dataclasses.replace(message(logs.BASE, ["a"]), codes=np.ones((1, 5), np.int8))
