@@ -176,8 +176,7 @@ class Neighbors:
 def user_vectors(histories: Sequence[HistoryRow], ranker: RankerLike, items: ItemIndex) -> F32:
     """Mean of the ranker's item vectors over each user's newest SHORT_HISTORY rows, float32 [r, k]; zeros without history.
 
-    One call a user at one padded shape: a matrix product's last bits change with its shape, and a user's key must not depend on
-    who else was asked for.
+    One call a user: a matrix product's last bits change with its shape, and a user's key must not depend on who else was asked for.
     """
     newest = [row.items[-SHORT_HISTORY:] for row in histories]
     rows = items.intern([name for names in newest for name in names])
@@ -186,9 +185,8 @@ def user_vectors(histories: Sequence[HistoryRow], ranker: RankerLike, items: Ite
     for names in newest:
         own = rows[start : start + len(names)]
         start += len(names)
-        block = np.resize(own, SHORT_HISTORY) if len(own) else np.zeros(0, np.int32)
-        vectors = ranker.item_vectors(items.bucket[block], items.category[block], items.content[block])
-        means.append(vectors[: len(own)].sum(0) / np.float32(max(len(own), 1)))
+        vectors = ranker.item_vectors(items.bucket[own], items.category[own], items.content[own])
+        means.append(vectors.sum(0) / np.float32(max(len(own), 1)))
     return np.stack(means)
 
 

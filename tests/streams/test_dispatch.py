@@ -85,6 +85,7 @@ def test_a_request_larger_than_a_batch_goes_alone() -> None:
 def test_past_its_deadline_nothing_reaches_the_model(now: int, dropped: int, waits: bool) -> None:
     dispatcher = _dispatcher(deadline_margin_ms=0, delay_ms_max=10_000)
     dispatcher.offer([_offered(0), _offered(1, "later", deadline_ms=9000)], 0 if waits else now)
+    assert dispatcher.dropped["deadline"] == (0 if waits else dropped)
     assert _offsets(dispatcher.next_batch(now, drain=True)) == [0, 1][dropped:]
     assert dispatcher.dropped["deadline"] == dropped
     assert dispatcher.dropped_pairs["deadline"] == 3 * dropped

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from models.ranker import Ranker, RankerConfig
 from streams.aggregate import Means
 from streams.neighbors import Generation, Neighbors, NeighborsConfig, user_vectors
 from streams.serve import Serve
@@ -164,18 +165,33 @@ def test_cuts_are_due_by_records() -> None:
 
 def test_user_vectors_are_means_of_the_newest_rows() -> None:
     partition = serve()
-    partition.events(events(*[("u", NAMES[n], "click", NOW + n) for n in range(20)]), 20)
+    partition.events(
+        events(*[("u", NAMES[n], "click", NOW + n) for n in range(20)], ("short", NAMES[4], "click", NOW)), 21
+    )
     items, ranker = item_index(NAMES), FakeRanker()
     rows = items.intern(NAMES[4:20])
-    expected = ranker.item_vectors(items.bucket[rows], items.category[rows], items.content[rows]).mean(0)
-    histories = partition.tables.history.read(partition.store, ["nobody", "u", "nobody"])
+    of_items = ranker.item_vectors(items.bucket[rows], items.category[rows], items.content[rows])
+    histories = partition.tables.history.read(partition.store, ["nobody", "u", "short"])
     vectors_of = user_vectors(histories, ranker, items)
-    np.testing.assert_allclose(vectors_of[1], expected, rtol=1e-5, atol=1e-6)
-    assert not vectors_of[[0, 2]].any()
+    np.testing.assert_allclose(vectors_of[1], of_items.mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(vectors_of[2], of_items[0], rtol=1e-6)
+    assert not vectors_of[0].any()
 
 
-def test_a_user_with_a_mean_asks_no_neighbours() -> None:
-    partition = _crowd(5)
+def test_a_users_key_does_not_depend_on_its_company() -> None:
+    partition = _crowd(40)
+    ranker = Ranker.untrained(RankerConfig(d=D, content_dims=4, item_buckets=64, user_buckets=64), seed=1)
+    histories = partition.tables.history.read(partition.store, [f"u{n}" for n in range(40)])
+    together = user_vectors(histories, ranker, partition.index)
+    alone = [user_vectors([history], ranker, partition.index) for history in histories]
+    assert together.tobytes() == np.concatenate(alone).tobytes()
+
+
+def test_only_a_user_without_a_mean_asks_neighbours() -> None:
+    partition, ages = _crowd(5), list[list[int]]()
     partition.install(partition.generation())
-    (result,) = partition.rank([request("r", "u1", ["i50"])])
-    assert result.items[0].tier == "user"
+    partition.events(events(("lonely", NAMES[0], "click", NOW), first=15), 16)
+    partition.observer = lambda _asked, scored: ages.append(scored.found.vectors.neighbor_age_ms.tolist())
+    own, lent = partition.rank([request("r", "u1", ["i50"]), request("r", "lonely", ["i50"])])
+    assert (own.items[0].tier, lent.items[0].tier) == ("user", "neighbor")
+    assert ages == [[-1, 2 * HOUR]]
