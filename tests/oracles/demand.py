@@ -1,7 +1,7 @@
 """A small world with stationary demand, for tests of speculation: skewed popularity, tastes, re-visits; no models, no torch.
 
-`World.steps` yields minutes of event time: events, ranked requests. A ranked list is part the user's own earlier items, part popular
-items of the user's categories, part popular items over all. `hour_weights` gives the day a rhythm.
+`World.steps` yields minutes of event time: events, ranked requests. A ranked list is part the user's own earlier items, part
+popular items of the user's categories, part popular items over all. `hour_weights` gives the day a rhythm.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from models.features import F32, I32, Features, Vectors
 from schemas.events import EventBatch, Item, type_code
@@ -89,15 +90,17 @@ class World:
 class FlatRanker:
     """The same probability for every pair: what is left of value is P(asked)."""
 
-    def score(self, features: Features, vectors: Vectors | None = None) -> np.ndarray:
+    def score(self, features: Features, vectors: Vectors | None = None) -> npt.NDArray[np.float64]:
+        assert vectors is None, "speculation has no vectors"
         return np.full(len(features.request), 0.2)
 
     score_many = score
 
     def item_vectors(self, bucket: I32, category: I32, content: F32) -> F32:
-        vectors = np.zeros((len(bucket), 8), np.float32)
-        vectors[np.arange(len(bucket)), category % 8] = 1.0
-        return vectors + (bucket[:, None] * np.arange(1, 9) % 13).astype(np.float32) / 26
+        assert len(bucket) == len(category) == len(content)
+        vectors = (bucket[:, None] * np.arange(1, 9) % 13).astype(np.float32) / np.float32(26)
+        vectors[np.arange(len(bucket)), category % 8] += np.float32(1)
+        return vectors
 
 
 @dataclass
