@@ -58,12 +58,18 @@ _BEFORE = {
     "touched_1h": 0.5, "touched_8h": 0.5, "shown_8h": 0.5, "asked_1h": 0.5, "asked_8h": 0.7, "asked_log": 0.3, "covisit": 1.0,
     "category_share": 0.5, "sources": 0.1,
 }  # fmt: skip
-_PRECISION_BEFORE = 2.0
+_PRECISION_BEFORE = np.array(
+    [500.0 if name.startswith("hour_") else 50.0 if name == "item_new" else 2.0 for name in FEATURES]
+)
+"""How firmly the weights stand before any label. The hours are held down: outcomes are a TTL old, so in its first days the model
+would extrapolate from the hours that it has seen to those that it has not."""
 
 _NEWTON_STEPS = 4
 _EDGES = np.linspace(-9.0, 5.0, 57)
 _CENTERS = np.concatenate(([_EDGES[0] - 0.125], (_EDGES[1:] + _EDGES[:-1]) / 2, [_EDGES[-1] + 0.125]))
 _PSEUDO = 4.0
+_TABLE_FADE = 5
+"""The reliability table forgets so many times faster than the model: it tells of the forecasts made lately."""
 RELIABILITY_EDGES = np.array([0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
 
 
@@ -79,7 +85,7 @@ class Asked:
     def __init__(self, half_life: float = 50_000.0) -> None:
         self.half_life = half_life
         self.weights = np.array([_BEFORE.get(name, 0.0) for name in FEATURES])
-        self.precision = np.eye(len(FEATURES)) * _PRECISION_BEFORE
+        self.precision = np.diag(_PRECISION_BEFORE)
         self.labels = 0
         self._seen = np.zeros(len(_CENTERS))
         self._positive = np.zeros(len(_CENTERS))
@@ -108,7 +114,7 @@ class Asked:
         self.labels += len(rows)
 
     def reliability(self) -> list[dict[str, float]]:
-        """Per bin of the forecast: its bounds, mean forecast, observed share, count (fading with `half_life`)."""
+        """Per bin of the forecast: its bounds, mean forecast, observed share, count (fading)."""
         table = []
         for (count, predicted, positive), low, high in zip(
             self._table.tolist(), RELIABILITY_EDGES[:-1].tolist(), RELIABILITY_EDGES[1:].tolist(), strict=True
@@ -158,7 +164,7 @@ class Asked:
     def _newton(self, rows: F64, labels: F64, fade: float) -> None:
         """Move to the mode of (faded past) x (batch), and add the batch's curvature to the precision."""
         before = self.weights
-        past = self.precision * fade + np.eye(len(before)) * (_PRECISION_BEFORE * (1.0 - fade))
+        past = self.precision * fade + np.diag(_PRECISION_BEFORE * (1.0 - fade))
         weights = before
         for _ in range(_NEWTON_STEPS):
             p = sigmoid(rows @ weights)
@@ -176,7 +182,7 @@ class Asked:
         rows = np.stack(
             [np.bincount(bins, w, len(self._table)) for w in (np.ones(len(bins)), predicted, labels)], axis=1
         )
-        self._table = self._table * fade + rows
+        self._table = self._table * fade**_TABLE_FADE + rows
         self._fit_calibration()
 
     def _fit_calibration(self) -> None:

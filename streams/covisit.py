@@ -53,8 +53,8 @@ class Covisits:
             empty = np.full((len(slots), self.neighbors_max), -1, np.int32)
             return empty, np.zeros(empty.shape, np.float32)
         neighbors = np.where(known[:, None], self.neighbors[at], np.int32(-1))
-        shares: F32 = self.weights[at] / np.maximum(self.totals[at], np.float32(1e-30))[:, None]
-        return neighbors, shares
+        totals = np.maximum(self.totals[at], np.float32(1e-30))[:, None]
+        return neighbors, np.divide(self.weights[at], totals, dtype=np.float32)
 
     def remap(self, moved: I32) -> None:
         """Follow the item table's sweep: `moved` is old slot → new slot, -1 where it is gone."""

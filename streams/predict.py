@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from schemas.inference import SOURCES
 from streams.asked import PAIR_FEATURES
@@ -103,7 +105,7 @@ class Predictor:
         self.users = PairTable(
             config.users_max, {"predicted": np.int64, "learned": np.int64, "asks": np.float64, "asks_ms": np.int64}
         )
-        self.asked = PairTable(config.asked_rows_max, {"ts": np.int64, "count": np.float32})
+        self.asked = PairTable(config.asked_rows_max, {"ts": np.int64, "count": np.float64})
 
     def has(self, source: str) -> bool:
         """Whether the source is switched on."""
@@ -133,17 +135,9 @@ class Predictor:
         keys = pair_keys(user_hash[owner], self.table.hash[slots])
         now = int(ts.max())
         rows = self.asked.rows(keys, now)
-        kept = rows >= 0
-        np.maximum.at(self.asked.columns["ts"], rows[kept], ts[kept])
-        np.add.at(self.asked.columns["count"], rows[kept], np.float32(1))
-        users = self.users.rows(user_hash, now)
-        counts, last = np.bincount(owner, minlength=len(user_hash)), np.zeros(len(user_hash), np.int64)
-        np.maximum.at(last, owner, ts)
-        columns, kept = self.users.columns, users >= 0
-        users, counts, last = users[kept], counts[kept], last[kept]
-        newest = np.maximum(columns["asks_ms"][users], last)
-        columns["asks"][users] = columns["asks"][users] * np.exp((columns["asks_ms"][users] - newest) / DAY_MS) + counts
-        columns["asks_ms"][users] = newest
+        _count_decayed(self.asked.columns["count"], self.asked.columns["ts"], rows, ts)
+        users = self.users.rows(user_hash, now)[owner]
+        _count_decayed(self.users.columns["asks"], self.users.columns["asks_ms"], users, ts)
         return keys
 
     def join(self, histories: Sequence[HistoryRow], now: int) -> Past:
@@ -194,7 +188,9 @@ class Predictor:
         rows = self.asked.find(key)
         known = np.flatnonzero(rows >= 0)
         asked = self.asked.columns
-        fill_decays(pair, "asked", known, asked["ts"][rows[known]], asked["count"][rows[known]], now)
+        rows = rows[known]
+        count = asked["count"][rows] * np.exp(np.minimum(asked["ts"][rows] - now, 0) / DAY_MS)
+        fill_decays(pair, "asked", known, asked["ts"][rows], count, now)
         fill_category(pair, past, self.table.category, owner, slot, now)
         return Candidates(owner, slot, key, sources, pair, self._user_columns(user_hash, past, now))
 
@@ -238,3 +234,13 @@ class Predictor:
             np.sin(angle), np.cos(angle),
         )  # fmt: skip
         return np.stack(columns, axis=1).astype(np.float32)
+
+
+def _count_decayed(counts: npt.NDArray[Any], newest: I64, rows: I64, ts: I64) -> None:
+    """Add one to the count of each row (-1: none) after decaying it over a day from its newest time to its new one."""
+    rows, ts = rows[rows >= 0], ts[rows >= 0]
+    touched = np.unique(rows)
+    old = newest[touched]
+    np.maximum.at(newest, rows, ts)
+    counts[touched] *= np.exp((old - newest[touched]) / DAY_MS)
+    np.add.at(counts, rows, np.exp((ts - newest[rows]) / DAY_MS))

@@ -32,10 +32,9 @@ _KEEP_SHARE = 0.75
 _REFRESH_TOUCHES_MIN = 256
 _LISTED_MIN = 0.01
 
-ITEM_FEATURES = ("demand_day", "demand_4h", "touched_day", "demand_share", "item_age", "item_idle")
-"""Columns of `ItemTable.features`: log1p of decayed counts, log share of the day's demand, log1p hours since first and last
-seen.
-"""
+ITEM_FEATURES = ("demand_day", "demand_4h", "touched_day", "demand_share", "item_new", "item_idle")
+"""Columns of `ItemTable.features`: log1p of decayed counts, a quarter of the log share of the day's demand, exp(-hours / 24)
+since the item was first seen and exp(-hours / 4) since it was last seen. All bounded: nothing drifts as a partition ages."""
 
 
 class Decayed:
@@ -94,6 +93,9 @@ class ItemTable:
         self._category_starts = np.zeros(1, np.int64)
         self._touches = 0
         self.refreshes = 0
+        self._unseen = np.array(
+            [0.0, 0.0, 0.0, 0.0, 1.0, 1.0], np.float32
+        )  # features of an item until the next refresh
 
     def __len__(self) -> int:
         return len(self.names)
@@ -185,6 +187,7 @@ class ItemTable:
         self.hash[slots] = np.fromiter(map(hash64, new), np.uint64, len(new))
         self.category[slots] = self.items.category[self.items.intern(new)]
         self.first_ms[slots] = self.used_ms[slots] = now
+        self.features[slots] = self._unseen
 
     def _grow(self, rows: int) -> None:
         def grown(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -205,10 +208,12 @@ class ItemTable:
     def _refresh(self, now: int) -> None:
         n = slice(0, len(self))
         day, quick, touched = (table.read(n, now) for table in (self.demand_day, self.demand_4h, self.touched_day))
-        hours = np.stack((now - self.first_ms[n], now - self.used_ms[n])) / HOUR_MS
-        share = np.log((day + 0.1) / (day.sum() + 0.1 * len(day) + 1.0))
-        columns = (np.log1p(day), np.log1p(quick), np.log1p(touched), share / 4.0, *np.log1p(np.maximum(hours, 0.0)))
+        share = np.log((day + 0.1) / (day.sum() + 0.1 * len(day) + 1.0)) / 4.0
+        new = np.exp((self.first_ms[n] - now) / (24.0 * HOUR_MS))
+        idle = np.exp((np.minimum(self.used_ms[n], now) - now) / (4.0 * HOUR_MS))
+        columns = (np.log1p(day), np.log1p(quick), np.log1p(touched), share, new, idle)
         self.features[n] = np.stack(columns, axis=1)
+        self._unseen = np.array([0.0, 0.0, 0.0, share.min(initial=0.0), 1.0, 1.0], np.float32)
         self._list(day + touched)
 
     def _list(self, wanted: F64) -> None:

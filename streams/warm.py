@@ -20,6 +20,8 @@ from streams.predict import Predictor
 from streams.state.store import Reader, Transaction
 
 _WEIGHTS = prefixed(b"asked")
+_COUNTS = "item_counts"
+_SHARES = np.array([1.0, 4 / 24, 1.0], np.float32)  # of a popularity over 24 h, where the three counts are not known
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -29,10 +31,13 @@ def take_priors(priors: Priors, predictor: Predictor, now: int) -> None:
     names = priors.items[: predictor.config.items_max]
     if not names:
         return
-    slots = predictor.table.intern(names, now)
-    count = len(names)
-    times = np.full(count, now, np.int64)
-    predictor.table.touched_day.add(slots, times, priors.popularity[:count].astype(np.float64))
+    slots, count = predictor.table.intern(names, now), len(names)
+    times, table = np.full(count, now, np.int64), predictor.table
+    counts = priors.asked.get(_COUNTS)
+    if counts is None or counts.shape != (len(priors.items), 3):
+        counts = np.repeat(priors.popularity[:, None], 3, axis=1) * _SHARES
+    for column, decayed in enumerate((table.demand_day, table.demand_4h, table.touched_day)):
+        decayed.add(slots, times, counts[:count, column].astype(np.float64))
     others, weights = priors.covisit_index[:count], priors.covisit_weight[:count]
     row, place = np.nonzero((others >= 0) & (others < count) & (weights > 0))
     if len(row):
@@ -43,7 +48,9 @@ def take_priors(priors: Priors, predictor: Predictor, now: int) -> None:
 def make_priors(predictor: Predictor, asked: Asked, now: int, items_max: int) -> Priors:
     """The `items_max` most popular items with their co-visits among each other, and the weights of P(asked)."""
     table = predictor.table
-    popularity = table.touched_day.read(slice(0, len(table)), now)
+    decayed = (table.demand_day, table.demand_4h, table.touched_day)
+    counts = np.stack([one.read(slice(0, len(table)), now) for one in decayed], axis=1)
+    popularity = counts[:, 0] + counts[:, 2]
     order = np.lexsort((np.arange(len(table)), -popularity))[:items_max]
     place = np.full(len(table) + 1, -1, np.int32)  # the last one for neighbours that are empty
     place[order] = np.arange(len(order))
@@ -54,7 +61,7 @@ def make_priors(predictor: Predictor, asked: Asked, now: int, items_max: int) ->
         popularity[order].astype(np.float32),
         index,
         np.where(index >= 0, shares, np.float32(0)),
-        dict(asked.export()),
+        {**asked.export(), _COUNTS: counts[order].astype(np.float32)},
     )
 
 

@@ -1,6 +1,6 @@
 """A small world with stationary demand, for tests of speculation: skewed popularity, tastes, re-visits; no models, no torch.
 
-`World.steps` yields minutes of event time: events, ranked requests. A ranked list is part the user's own earlier items, part
+`World.steps` yields steps of event time: events, ranked requests. A ranked list is part the user's own earlier items, part
 popular items of the user's categories, part popular items over all. `hour_weights` gives the day a rhythm.
 """
 
@@ -33,6 +33,7 @@ class World:
     list_length: int = 12
     visits_per_minute: float = 1.5
     hour_weights: Sequence[float] = (1.0,)
+    step_minutes: int = 4
     mine: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -50,15 +51,15 @@ class World:
         return [(f"i{item}", Item(f"i{item}", f"c{self.category[item]}")) for item in range(self.items)]
 
     def steps(self, minutes: int) -> Iterator[tuple[EventBatch, list[tuple[str, int, list[str]]]]]:
-        """Per minute the events, and the requests as (user, ts, candidates)."""
-        for minute in range(minutes):
+        """Per step the events, and the requests as (user, ts, candidates)."""
+        for minute in range(0, minutes, self.step_minutes):
             now = START_MS + minute * MINUTE_MS
             weight = self.hour_weights[minute // 60 % len(self.hour_weights)]
-            visits = self.rng.poisson(self.visits_per_minute * weight)
+            visits = self.rng.poisson(self.visits_per_minute * weight * self.step_minutes)
             rows: list[tuple[int, str, str, str]] = []
             requests = []
             for user in self.rng.choice(self.users, visits, p=self.activity).tolist():
-                ts = now + int(self.rng.integers(0, MINUTE_MS))
+                ts = now + int(self.rng.integers(0, self.step_minutes * MINUTE_MS))
                 asked = self._candidates(user)
                 requests.append((f"u{user}", ts, [f"i{item}" for item in asked]))
                 rows += [(ts, f"u{user}", f"i{item}", "impression") for item in asked[:4]]
@@ -110,7 +111,7 @@ class Played:
     ranked: int = 0
     exact: int = 0
     fm_pairs: int = 0
-    per_minute: list[int] = field(default_factory=list)
+    per_step: list[int] = field(default_factory=list)
     requests: list[FmRequest] = field(default_factory=list)
 
     @property
@@ -124,8 +125,9 @@ def play(world: World, speculate: Speculate, minutes: int, warm_minutes: int, la
     cache: dict[tuple[str, str], int] = {}
     waiting: list[tuple[int, FmRequest]] = []
     heads = results_offset = 0
-    for minute, (batch, requests) in enumerate(world.steps(minutes)):
-        end = START_MS + (minute + 1) * MINUTE_MS
+    for step, (batch, requests) in enumerate(world.steps(minutes)):
+        minute = step * world.step_minutes
+        end = START_MS + (minute + world.step_minutes) * MINUTE_MS
         done = [request for at, request in waiting if at <= end]
         waiting = [(at, request) for at, request in waiting if at > end]
         messages = [embeddings(request) for request in done]
@@ -144,7 +146,7 @@ def play(world: World, speculate: Speculate, minutes: int, warm_minutes: int, la
         made = speculate.events(batch, world.offset) + speculate.results(results, results_offset)
         waiting += [(request.as_of + latency_ms, request) for request in made]
         pairs = sum(len(request.items) for request in made)
-        out.per_minute.append(pairs)
+        out.per_step.append(pairs)
         out.requests += made
         out.fm_pairs += pairs if minute >= warm_minutes else 0
     return out

@@ -26,7 +26,7 @@ def truth(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.
     """Rows, probabilities that are no logistic function of them, labels."""
     rows = rng.normal(0, 0.5, (n, D)).astype(np.float32)
     rows[:, 0] = 1.0
-    logits = -1.5 + rows[:, 1:6] @ np.array([1.5, -1.0, 0.8, 0.5, -0.5])
+    logits = -1.5 + rows[:, [1, 2, 7, 15, 30]] @ np.array([1.5, -1.0, 0.8, 0.5, -0.5])
     p = 0.8 * sigmoid(1.7 * logits)
     return rows, p, rng.random(n) < p
 

@@ -123,7 +123,9 @@ def test_the_pairs_columns() -> None:
     assert column(found, one, 2, "touched_log") == pytest.approx(np.log(3))
     assert column(found, one, 2, "shown_1h") == pytest.approx(np.exp(-0.5))
     assert column(found, one, 2, "asked_1h") == pytest.approx(np.exp(-1))
-    assert column(found, one, 2, "asked_log") == pytest.approx(np.log(3))
+    count = np.exp(-1 / 24) + np.exp(-2 / 24)
+    assert column(found, one, 2, "asked_log") == pytest.approx(np.log1p(count))
+    assert found.user[0, 1] == pytest.approx(np.log1p(count))  # asks_day
     assert 0.6 < column(found, one, 2, "category_share") < 0.7
     assert column(found, one, 1, "asked_log") == 0
 
