@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -99,10 +100,17 @@ class Log:
         return sum(end - held.get(place, 0) for place, end in self.ends().items())
 
     def rewind(self, offsets: dict[tuple[str, int], int]) -> None:
-        """Set the group's offsets, while it is empty."""
+        """Set the group's offsets, while it is empty; again until they are there (a fresh broker's coordinator still loads)."""
         tps = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
-        for done in self.admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(self.group, tps)]).values():
-            done.result(10)
+
+        def took() -> bool:
+            request = [ConsumerGroupTopicPartitions(self.group, tps)]
+            for done in self.admin.alter_consumer_group_offsets(request).values():
+                with contextlib.suppress(KafkaException, TimeoutError):
+                    done.result(10)
+            return offsets.items() <= self.committed().items()
+
+        until(took, what=f"the group's offsets at {offsets}")
 
     def options(self, **options: Any) -> dict[str, Any]:
         """Arguments of a worker process on these topics."""
