@@ -33,7 +33,7 @@ from streams.infer import Infer
 log = logging.getLogger("solaris.infer")
 
 ROLE = "infer"
-COMMIT_S = 0.2
+COMMIT_S = 0.05
 IDLE_S = 0.1
 ROWS = 500
 FLUSH_S_MAX = 20.0

@@ -21,7 +21,8 @@ from schemas.ranking import RankingRequest, encode_request
 from schemas.topics import EVENTS, ITEMS, RANKING_REQUESTS, TopicSpec
 
 FLUSH_S_MAX = 60.0
-LAG_POLL_S = 0.1
+LAG_POLL_S = 0.02
+PROGRESS_S = 0.1
 STALL_S_MAX = 120.0
 
 
@@ -47,12 +48,13 @@ class Player:
         *,
         speed: float = 0.0,
         lag: Lag | None = None,
-        lag_rows_max: int = 2_000,
+        ahead_ms_max: int = 300_000,
         on_request: Callable[[LoggedRequest], None] | None = None,
         on_progress: Callable[[Played], None] | None = None,
     ) -> None:
-        """`speed`: event time over wall time (60 = an hour a minute), 0 = as fast as `lag` allows."""
-        self._kafka, self._speed, self._lag, self._lag_rows_max = kafka, speed, lag, lag_rows_max
+        """`speed`: event time over wall time (60 = an hour a minute), 0 = as fast as `lag` allows. With `lag`, the workers finish
+        each `ahead_ms_max` of event time before the next begins."""
+        self._kafka, self._speed, self._lag, self._ahead_ms_max = kafka, speed, lag, ahead_ms_max
         self._on_request, self._on_progress = on_request, on_progress
         self._producer = Producer(librdkafka_settings(kafka, producer=True) | {"linger.ms": 2, "acks": "all"})
         self.played = Played()
@@ -63,21 +65,25 @@ class Player:
             self._send(ITEMS, str(item.item_id), encode_item(item))
             self.played.items += 1
 
-    def play(self, log: Log, first_ts: int = 0, end_ts: int = 2**62, *, requests: bool = True) -> Played:
-        """Send everything with first_ts <= ts < end_ts (`requests=False`: events alone) and wait until the broker has it.
+    def play(self, log: Log, first_ts: int = 0, end_ts: int = 2**62) -> Played:
+        """Send everything with first_ts <= ts < end_ts and wait until the broker has it.
 
         Raises `FatalError` when workers make no progress for two minutes. Undelivered records are counted, never hidden.
         """
-        started, origin, polled = time.monotonic(), None, 0.0
-        for ts, record in merge(log.events(), log.requests() if requests else ()):
+        started, origin, reported = time.monotonic(), None, 0.0
+        slice_ts = first_ts
+        for ts, record in merge(log.events(), log.requests()):
             if not first_ts <= ts < end_ts:
                 continue
             origin = ts if origin is None else origin
             if self._speed:
                 self._sleep_until(started + (ts - origin) / 1000 / self._speed)
-            if time.monotonic() - polled >= LAG_POLL_S:
-                self._hold(self._lag_rows_max)
-                polled = time.monotonic()
+            if ts - slice_ts >= self._ahead_ms_max:
+                self._hold()
+                slice_ts = ts
+            if time.monotonic() - reported >= PROGRESS_S:
+                self._report()
+                reported = time.monotonic()
             self._emit(record)
             self.played.last_ts = ts
         self.flush()
@@ -85,8 +91,7 @@ class Player:
 
     def settle(self) -> None:
         """Wait until the workers have finished everything that was sent."""
-        self.flush()
-        self._hold(0)
+        self._hold()
 
     def flush(self) -> None:
         """Wait for the broker's word on every record; what it did not acknowledge is `undelivered`."""
@@ -127,22 +132,22 @@ class Player:
         while (left := due - time.monotonic()) > 0:
             self._producer.poll(min(left, 0.05))
 
-    def _hold(self, rows_max: int) -> None:
-        """Wait while the workers are more than `rows_max` records behind."""
-        self._report()
+    def _hold(self) -> None:
+        """Wait until the broker has everything and the workers have finished it."""
         if self._lag is None:
             return
+        self.flush()
         began = progressed = time.monotonic()
-        behind = least = self._lag.rows()
-        while behind > rows_max:
-            self._producer.poll(LAG_POLL_S)
+        least = behind = self._lag.rows()
+        while behind:
+            time.sleep(LAG_POLL_S)
             behind = self._lag.rows()
             if behind < least:
                 least, progressed = behind, time.monotonic()
             if time.monotonic() - progressed > STALL_S_MAX:
                 raise FatalError(
-                    f"the workers are {behind} records behind and made no progress for {STALL_S_MAX:g} s: {self._lag.detail()}; "
-                    "look at their logs, and start those that are gone"
+                    f"the workers are {behind} records behind and made no progress for {STALL_S_MAX:g} s: "
+                    f"{self._lag.detail()}; look at their logs, and start those that are gone"
                 )
         self.played.held_s += time.monotonic() - began
 

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,16 @@ from agents.player import Player
 from schemas.errors import SolarisError, UsageError
 from schemas.log import Log
 from solaris.broker import Broker
-from solaris.watch import Summary, Watch, show
+from solaris.watch import Summary, Watch, fm_counts, show
 from solaris.workers import Workers
 
 DAY_MS = 24 * 3_600_000
 GENERATED = ("--users", "400", "--items", "700", "--days", "8")
-LAG_ROWS_MAX = 400
-"""How far the workers may be behind while the log is played: about a minute of event time at the demo's size."""
+AHEAD_MS_MAX = 300_000
+"""Event time that the workers finish before more is played: an FM that answers within 5 minutes, however fast the playback."""
+
+STATS_S = 1.5
+"""The workers' stats files are at most this old."""
 
 console = Console(stderr=True)
 
@@ -48,6 +52,7 @@ class DemoConfig:
     pairs_per_ranked: float
     seed: int
     keep: bool
+    bundle: Path | None = None
 
 
 def run_demo(config: DemoConfig) -> None:
@@ -58,13 +63,11 @@ def run_demo(config: DemoConfig) -> None:
     with contextlib.ExitStack() as stack:
         say("starting Kafka")
         broker = stack.enter_context(Broker.start(config.out / "broker", port=0))
+        settings = _settings(config, broker.bootstrap)
         folder = _log(config)
         log = Log(folder)
         split = split_ts(log, config.played)
-        say("training on what comes before the played part")
-        bundle = config.out / "bundle"
-        settings = _settings(config, broker.bootstrap)
-        command("train", folder, "--out", bundle, "--until-ts", split, "--seed", config.seed, "--force", settings=settings)
+        bundle = config.bundle or _trained(config, folder, split, settings)
         command("topics", "create", "--partitions", config.partitions, settings=settings)
         say("starting one speculate, one infer and one serve worker")
         kafka = KafkaConfig(bootstrap=broker.bootstrap)
@@ -78,15 +81,17 @@ def run_demo(config: DemoConfig) -> None:
 
 
 def _play(kafka: KafkaConfig, log: Log, split: int, workers: Workers) -> Summary:
-    """Warm the workers up with a day of events, then play events and requests while watching."""
+    """Warm the workers up with the day before, then play on while watching."""
     lag = worker_lag(kafka)
-    watch = Watch(kafka)
     first = max(log.manifest.first_ts, split - DAY_MS)
-    player = Player(kafka, lag=lag, lag_rows_max=LAG_ROWS_MAX, on_request=watch.sent)
-    say("playing the catalogue and the day before")
-    player.catalogue(log)
-    player.play(log, first, split, requests=False)
-    player.settle()
+    warm = Player(kafka, lag=lag, ahead_ms_max=AHEAD_MS_MAX)
+    say("playing the catalogue and the day before, so that the caches are as warm as on any day")
+    warm.catalogue(log)
+    warm.play(log, first, split)
+    warm.settle()
+    time.sleep(STATS_S)
+    watch = Watch(kafka, fm_counts(workers))
+    player = Player(kafka, lag=lag, ahead_ms_max=AHEAD_MS_MAX, on_request=watch.sent)
     say("playing the rest live: events and ranking requests")
     failed: list[BaseException] = []
 
@@ -102,6 +107,8 @@ def _play(kafka: KafkaConfig, log: Log, split: int, workers: Workers) -> Summary
     show(console, watch, player.played, span, workers, playing)
     if failed:
         raise failed[0]
+    player.settle()
+    time.sleep(STATS_S)
     return watch.summary(player.played, workers)
 
 
@@ -132,11 +139,21 @@ def _log(config: DemoConfig) -> Path:
     return folder
 
 
+def _trained(config: DemoConfig, folder: Path, split: int, settings: dict[str, str]) -> Path:
+    bundle = config.out / "bundle"
+    say("training on what comes before the played part")
+    options = ("--until-ts", split, "--seed", config.seed, "--force", "--allow-no-gain")
+    command("train", folder, "--out", bundle, *options, settings=settings)
+    return bundle
+
+
 def _settings(config: DemoConfig, bootstrap: str) -> dict[str, str]:
     return {
         "SOLARIS_KAFKA__BOOTSTRAP": bootstrap,
         "SOLARIS_SERVE__TTL_MS": config.ttl,
         "SOLARIS_SERVE__SHADOW": "true",
+        "SOLARIS_SERVE__GENERATION_RECORDS": "100",
+        "SOLARIS_TRANSPORT__COMMIT_MS": "50",
         "SOLARIS_VERIFY__PAIRS_PER_RANKED": str(config.pairs_per_ranked),
     }
 

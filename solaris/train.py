@@ -59,9 +59,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """`warm_share`: share of the training requests that come before the first vector. `until_ts`: end of training, exclusive."""
+    """`until_ts`: end of training, exclusive. `warm_share`: share of the training requests before the first vector.
+
+    `allow_no_gain`: give a bundle whose FM is no better than the ranker, instead of an error.
+    """
 
     until_ts: int = 2**62
+    allow_no_gain: bool = False
     warm_share: float = 0.5
     seed: int = 1
     device: str = "cpu"
@@ -220,10 +224,11 @@ class Trainer:
         plain, _ = train_ranker(late, None, late_labels, base.config, self._config.seed, RankerTraining(), base)
         held = warm + int((requests - warm) * (1 - Schedule().tail))
         report = self._judge(features, vectors, labels, held, ranker, plain, fm, _since(pipeline.counts, before), error)
-        if report.fm.bce >= report.base.bce:
+        if report.fm.bce >= report.base.bce and not self._config.allow_no_gain:
             raise SolarisError(
                 f"the FM (log loss {report.fm.bce:.4f}) is no better than the ranker without it ({report.base.bce:.4f}) on "
-                "held-out requests: there is no gain to carry over. Give it more days, or a log with more history a user"
+                "held-out requests: there is no gain to carry over. Give it more days, or a log with more history a user, or "
+                "(for a trial of the pipes) --allow-no-gain"
             )
         parts = {
             "ranker": ranker, "base": plain, "foundation": fm.model, "compressor": fm.compressor, "priors": speculate.priors(),

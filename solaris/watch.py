@@ -81,7 +81,9 @@ class Summary:
 class Watch:
     """Counts of one playback. `sent` is called from the player's thread, everything else from the watching one."""
 
-    def __init__(self, kafka: KafkaConfig) -> None:
+    def __init__(self, kafka: KafkaConfig, fm_before: dict[str, Any]) -> None:
+        """`fm_before`: what `fm_counts` gave before the playback, so that only its own FM work is counted."""
+        self._fm_before = fm_before
         self._reader = ResultReader(kafka)
         self._lock = threading.Lock()
         self._open: dict[tuple[str, str], tuple[float, LoggedRequest]] = {}
@@ -152,6 +154,16 @@ class Watch:
         base, solaris = np.mean(self._losses, axis=0)
         return {"base": round(float(base), 5), "solaris": round(float(solaris), 5)}
 
+    def fm(self, workers: Workers) -> dict[str, Any]:
+        """FM pairs asked, computed and dropped by reason since the beginning."""
+        now, before = fm_counts(workers), self._fm_before
+        dropped = {reason: n - before["dropped"].get(reason, 0) for reason, n in now["dropped"].items()}
+        return {
+            "asked": now["asked"] - before["asked"],
+            "computed": now["computed"] - before["computed"],
+            "dropped": {reason: n for reason, n in dropped.items() if n},
+        }
+
     def summary(self, played: Played, workers: Workers) -> Summary:
         """The end."""
         return Summary(
@@ -161,7 +173,7 @@ class Watch:
             repeats=self.repeats,
             missing=self.open,
             coverage=self.coverage(),
-            fm=fm_counts(workers),
+            fm=self.fm(workers),
             latency_ms=self.percentiles(),
             log_loss=self.log_loss(),
             ranked_pairs=sum(self.tiers.values()),
@@ -173,7 +185,7 @@ def fm_counts(workers: Workers) -> dict[str, Any]:
     speculate, infer = workers.stats("speculate").get("counts", {}), workers.stats("infer").get("counts", {})
     dropped = Counter(speculate.get("dropped", {})) + Counter(infer.get("dropped", {}))
     return {
-        "asked": int(speculate.get("pairs_asked", 0)),
+        "asked": int(speculate.get("admitted", 0)),
         "computed": int(infer.get("pairs_computed", 0)),
         "dropped": {reason: int(count) for reason, count in sorted(dropped.items())},
     }
@@ -215,7 +227,7 @@ def _line(watch: Watch, played: Played, span: tuple[int, int]) -> str:
 
 
 def _table(watch: Watch, played: Played, span: tuple[int, int], workers: Workers) -> Table:
-    fm = fm_counts(workers)
+    fm = watch.fm(workers)
     latency, loss = watch.percentiles(), watch.log_loss()
     table = Table(title="Solaris, live", show_header=False, title_justify="left")
     table.add_row("played", f"{_done(played, span):.0%}   {played.events:,} events, {watch.requests:,} requests")

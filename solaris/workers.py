@@ -46,7 +46,9 @@ class Workers:
         """Start a role's process; its output goes to ROLE.log, its counts to ROLE.json."""
         self._stats(role).unlink(missing_ok=True)
         line = [sys.executable, "-m", "solaris", "worker", role, "--bundle", str(self._bundle)]
-        line += ["--state-dir", str(self._folder / "state" / role), "--stats", str(self._stats(role))]
+        line += ["--stats", str(self._stats(role))]
+        if role != "infer":  # it keeps no state
+            line += ["--state-dir", str(self._folder / "state" / role)]
         with (self._folder / f"{role}.log").open("ab") as log:
             environment = os.environ | self._settings
             self._processes[role] = subprocess.Popen(

@@ -35,9 +35,10 @@ def demo(
     ttl: Annotated[str, typer.Option(help="How long a vector counts.")] = "24h",
     pairs_per_ranked: Annotated[float, typer.Option(min=0.0, help="FM pairs per ranked pair.")] = 4.0,
     seed: Annotated[int, typer.Option(help="Seed of the generator and of training.")] = 1,
+    bundle: Annotated[Path | None, typer.Option(help="A bundle to serve with, instead of training one.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the folder; else an earlier run's is replaced.")] = False,
 ) -> None:
     """Run the demo; the last line on stdout is the summary as JSON."""
     from solaris.demo import DemoConfig, run_demo
 
-    run_demo(DemoConfig(log, out, partitions, played, ttl, pairs_per_ranked, seed, keep))
+    run_demo(DemoConfig(log, out, partitions, played, ttl, pairs_per_ranked, seed, keep, bundle))

@@ -35,7 +35,9 @@ def produce(
     from_ts: Annotated[int, typer.Option(help="First event time, UTC ms.")] = 0,
     to_ts: Annotated[int, typer.Option(help="End of event time, UTC ms, exclusive.")] = 2**62,
     hold_back: Annotated[bool, typer.Option("--hold-back", help="Wait while the workers lag.")] = False,
-    lag_rows_max: Annotated[int, typer.Option(min=1, help="Records that the workers may be behind.")] = 2_000,
+    ahead_ms: Annotated[
+        int, typer.Option(min=1, help="With --hold-back: event time that the workers finish before more is sent.")
+    ] = 300_000,
     catalogue: Annotated[bool, typer.Option(help="Send the items first.")] = True,
     bootstrap: Annotated[str | None, typer.Option(help="host:port of Kafka, several with commas.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line instead of a sentence.")] = False,
@@ -47,7 +49,7 @@ def produce(
 
     kafka = config(ctx, kafka__bootstrap=bootstrap).get(KafkaConfig)
     source = Log(log)
-    player = Player(kafka, speed=speed, lag=worker_lag(kafka) if hold_back else None, lag_rows_max=lag_rows_max)
+    player = Player(kafka, speed=speed, lag=worker_lag(kafka) if hold_back else None, ahead_ms_max=ahead_ms)
     if catalogue:
         player.catalogue(source)
     played = player.play(source, from_ts, to_ts)

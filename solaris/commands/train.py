@@ -36,6 +36,9 @@ def train(
     warm_share: Annotated[float, typer.Option(help="Share of the requests that come before the first vector.")] = 0.5,
     seed: Annotated[int, typer.Option(help="The same seed gives the same bundle.")] = 1,
     device: Annotated[str, typer.Option(help="Where the FM trains: cpu, cuda or cuda:N.")] = "cpu",
+    allow_no_gain: Annotated[
+        bool, typer.Option("--allow-no-gain", help="Write the bundle even where the FM is no better than the ranker.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is in the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line instead of sentences.")] = False,
 ) -> None:
@@ -56,6 +59,7 @@ def train(
     loaded = settings(ctx, serve__ttl_ms=ttl)
     config = TrainConfig(
         until_ts=until_ts,
+        allow_no_gain=allow_no_gain,
         warm_share=warm_share,
         seed=seed,
         device=device,
@@ -71,7 +75,8 @@ def train(
     emit(
         {"bundle": str(out), "hash": stored.hash, "space": bundle.name, "metrics": report.metrics()},
         f"{out}: embedding space {bundle.name}. Held-out log loss: ranker alone {report.base.bce:.4f}, with embeddings "
-        f"{report.solaris.bce:.4f}, FM itself {report.fm.bce:.4f}; {gain / gap:.0%} of the FM's gain is carried over at an exact "
-        f"coverage of {report.coverage['exact']:.0%}.",
+        f"{report.solaris.bce:.4f}, FM itself {report.fm.bce:.4f}"
+        + (f"; {gain / gap:.0%} of the FM's gain is carried over" if gap > 0 else "; the FM has no gain to carry over")
+        + f" at an exact coverage of {report.coverage['exact']:.0%}.",
         as_json=as_json,
     )
