@@ -104,7 +104,6 @@ class Collector:
         before = sum(len(rows) for rows in self._items[:first])
         return FmRows(
             np.maximum.accumulate(np.array(self._ts[chosen], np.int64)) if past else np.zeros(0, np.int64),
-            np.concatenate([part.user_bucket for part in self._recorder.features])[chosen],
             item, types, ages, request,
             np.concatenate(items) if items else np.zeros(0, np.int32),
             np.concatenate(self._labels[chosen]) if items else np.zeros((0, self._tasks), np.float32),

@@ -52,7 +52,7 @@ class ServeConfig:
     neighbors_k: int = 10
     neighbors_exact_users_max: int = 20_000
     neighbors_seed: int = 7
-    generation_records: int = 20_000
+    generation_records: int = 2_000
     answers_window_ms: int = 600_000
     answers_bytes_max: int = 256 << 20
 
