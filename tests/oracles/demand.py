@@ -44,15 +44,16 @@ class World:
         self.tastes = np.array([self.rng.choice(self.categories, 3, replace=False) for _ in range(self.users)])
         activity = self.rng.gamma(0.7, 1.0, self.users) + 0.05
         self.activity = activity / activity.sum()
-        self.offset = 0
+        self.offset = self.minute = 0
 
     def catalogue(self) -> list[tuple[str, Item | None]]:
         """Every item with its category."""
         return [(f"i{item}", Item(f"i{item}", f"c{self.category[item]}")) for item in range(self.items)]
 
     def steps(self, minutes: int) -> Iterator[tuple[EventBatch, list[tuple[str, int, list[str]]]]]:
-        """Per step the events, and the requests as (user, ts, candidates)."""
-        for minute in range(0, minutes, self.step_minutes):
+        """Per step the events, and the requests as (user, ts, candidates); a second call goes on where the first ended."""
+        for minute in range(self.minute, self.minute + minutes, self.step_minutes):
+            self.minute = minute + self.step_minutes
             now = START_MS + minute * MINUTE_MS
             weight = self.hour_weights[minute // 60 % len(self.hour_weights)]
             visits = self.rng.poisson(self.visits_per_minute * weight * self.step_minutes)
@@ -125,9 +126,10 @@ def play(world: World, speculate: Speculate, minutes: int, warm_minutes: int, la
     cache: dict[tuple[str, str], int] = {}
     waiting: list[tuple[int, FmRequest]] = []
     heads = results_offset = 0
+    first = world.minute
     for step, (batch, requests) in enumerate(world.steps(minutes)):
         minute = step * world.step_minutes
-        end = START_MS + (minute + world.step_minutes) * MINUTE_MS
+        end = START_MS + (first + minute + world.step_minutes) * MINUTE_MS
         done = [request for at, request in waiting if at <= end]
         waiting = [(at, request) for at, request in waiting if at > end]
         messages = [embeddings(request) for request in done]

@@ -50,7 +50,7 @@ def test_it_learns_in_one_pass_and_is_calibrated() -> None:
         inside = (predicted >= low) & (predicted < low + 0.1)
         assert abs(predicted[inside].mean() - labels[inside].mean()) < 0.025 + 2 * (0.25 / inside.sum()) ** 0.5
     assert asked.calibration_error() < 0.05  # of forecasts made on the way, the first ones included
-    assert sum(row["count"] for row in asked.reliability()) > 15_000
+    assert sum(row["count"] for row in asked.reliability()) > 5_000
 
 
 def test_calibration_never_falls_and_follows_the_model_where_nothing_was_seen() -> None:

@@ -51,14 +51,17 @@ def answer(user: str, minute: int, hits: dict[str, bool], flags: tuple[str, ...]
     return result(user, START_MS + minute * MINUTE, list(hits), list(hits.values()), flags)
 
 
+Runs = dict[str, tuple[Speculate, Played, World]]
+
+
 def pairs(requests: list[FmRequest]) -> set[tuple[str, str]]:
     return {(request.user, item) for request in requests for item in request.items}
 
 
 @pytest.fixture(scope="module")
-def runs() -> dict[str, tuple[Speculate, Played]]:
+def runs() -> Runs:
     """Twenty hours; what is measured are the last ten."""
-    made = {}
+    made: Runs = {}
     for name, sources, verify in (
         ("reactive", ("reactive",), UNLIMITED),
         ("frugal", SOURCES, VerifyConfig(pairs_per_s=0.2)),
@@ -66,11 +69,11 @@ def runs() -> dict[str, tuple[Speculate, Played]]:
     ):
         world = World(3, users=80, items=1_000)
         one = speculate(world, sources, verify)
-        made[name] = one, play(world, one, 1_200, 600)
+        made[name] = one, play(world, one, 1_200, 600), world
     return made
 
 
-def test_speculation_covers_more_than_the_reactive_baseline(runs: dict[str, tuple[Speculate, Played]]) -> None:
+def test_speculation_covers_more_than_the_reactive_baseline(runs: Runs) -> None:
     reactive, frugal, per_ranked = (runs[name][1] for name in ("reactive", "frugal", "per_ranked"))
     assert 0.3 < reactive.coverage < 0.6
     assert frugal.coverage > reactive.coverage + 0.05  # for about the same FM work
@@ -78,14 +81,14 @@ def test_speculation_covers_more_than_the_reactive_baseline(runs: dict[str, tupl
     assert per_ranked.coverage > reactive.coverage + 0.12
 
 
-def test_the_budget_holds_within_five_per_cent(runs: dict[str, tuple[Speculate, Played]]) -> None:
-    _, frugal = runs["frugal"]
-    _, per_ranked = runs["per_ranked"]
+def test_the_budget_holds_within_five_per_cent(runs: Runs) -> None:
+    _, frugal, _ = runs["frugal"]
+    _, per_ranked, _ = runs["per_ranked"]
     assert frugal.fm_pairs == pytest.approx(0.2 * 600 * 60, rel=0.05)
     assert per_ranked.fm_pairs == pytest.approx(1.5 * per_ranked.ranked, rel=0.05)
 
 
-def test_forecasts_are_calibrated(runs: dict[str, tuple[Speculate, Played]]) -> None:
+def test_forecasts_are_calibrated(runs: Runs) -> None:
     asked = runs["frugal"][0].stats()["asked"]
     assert asked["labels"] > 10_000
     assert asked["calibration_error"] < 0.05
@@ -95,17 +98,26 @@ def test_forecasts_are_calibrated(runs: dict[str, tuple[Speculate, Played]]) -> 
     assert observed == sorted(observed)
 
 
-def test_learned_weights_start_a_new_partition_warm(runs: dict[str, tuple[Speculate, Played]]) -> None:
-    priors = Priors.from_state(runs["frugal"][0].priors().state())
+def test_priors_carry_what_was_learned_to_a_new_partition(runs: Runs) -> None:
+    teacher, _, world = runs["frugal"]
+    priors = Priors.from_state(teacher.priors().state())
     assert len(priors.items) > 500
-    assert (priors.covisit_index < len(priors.items)).all()
-    warm_world, cold_world = World(3, users=80, items=1_000), World(3, users=80, items=1_000)
-    verify = VerifyConfig(pairs_per_s=0.2)
-    cold, warm = speculate(cold_world, verify=verify), speculate(warm_world, verify=verify, priors=priors)
-    for world, one in ((warm_world, warm), (cold_world, cold)):
-        play(world, one, 480, 0)  # outcomes of the first four hours
-    assert warm.asked.labels > 3_000
-    assert warm.asked.calibration_error() < 0.7 * cold.asked.calibration_error()
+    cold, warm = (speculate(world, priors=given) for given in (None, priors))
+    seen = priors.items[0]
+    made = {name: one.events(events(("new", seen, "click", 0)), 1)[0] for name, one in (("cold", cold), ("warm", warm))}
+    assert set(made["cold"].items) == {seen}
+    assert {SOURCES[code] for code in made["warm"].sources} >= {"revisit", "covisit", "popular"}
+    popular = {
+        item for item, code in zip(made["warm"].items, made["warm"].sources, strict=True) if SOURCES[code] == "popular"
+    }
+    assert len(popular & set(priors.items[:60])) > 20
+    neighbors = teacher.predictor.covisits.read(teacher.predictor.table.intern([seen], 0))[0][0]
+    covisited = {
+        item for item, code in zip(made["warm"].items, made["warm"].sources, strict=True) if SOURCES[code] == "covisit"
+    }
+    assert covisited <= {teacher.predictor.table.names[slot] for slot in neighbors[neighbors >= 0]}
+    assert (warm.asked.weights == teacher.asked.weights).all()
+    assert warm.stats()["asked"]["labels"] == 0
 
 
 def test_the_same_inputs_give_the_same_requests() -> None:
@@ -114,8 +126,8 @@ def test_the_same_inputs_give_the_same_requests() -> None:
     assert first
 
 
-def test_stats_are_json(runs: dict[str, tuple[Speculate, Played]]) -> None:
-    for one, played in runs.values():
+def test_stats_are_json(runs: Runs) -> None:
+    for one, played, _ in runs.values():
         stats = json.loads(json.dumps(one.stats()))
         assert stats["admitted"] == sum(played.per_step)
         assert stats["candidates"] == stats["admitted"] + sum(stats["dropped"].values())
