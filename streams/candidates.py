@@ -162,7 +162,8 @@ def fill_category(pair: F32, past: Past, category: I32, owner: I64, slot: I32, n
         return
     keys, sought = known_owner << 32 | label, owner << 32 | category[slot]
     at = np.minimum(keys.searchsorted(sought), len(keys) - 1)
-    pair[:, _COLUMN["category_share"]] = np.where(keys[at] == sought, weight[at] / total[owner], 0.0)
+    mine = keys[at] == sought  # an owner without history has no total to divide by
+    pair[mine, _COLUMN["category_share"]] = weight[at[mine]] / total[owner[mine]]
 
 
 def rank_in_group(groups: Index) -> I64:
