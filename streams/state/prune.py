@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from streams.state.store import Store, Transaction
+from streams.state.store import Row, Store, Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +46,31 @@ class Pruner:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._circle = itertools.cycle([table for table, rule in rules.items() if rule.newest_ms is not None] or [None])
-        self._table, self._after = next(self._circle), b""
+        self._table = next(self._circle)
+        self._rows: Iterator[Row] | None = None
 
     def step(self, store: Store, txn: Transaction, now: int, rows_max: int = 256) -> int:
         """Look at up to `rows_max` committed rows and delete the dead ones in `txn`; returns how many.
 
-        Begin the batch with it: what the batch then writes is written over the deletions.
+        Begin the batch with it: what the batch then writes is written over the deletions. A round over a table reads one snapshot,
+        so a row that looks dead there is looked at again as it is now.
         """
         if self._table is None:
             return 0
-        rule, deleted, seen = self._rules[self._table], 0, 0
-        for key, value in itertools.islice(store.rows(self._table, after=self._after), rows_max):
-            seen += 1
-            self._after = key
-            if rule.dead(key, value, now):
-                txn.delete(self._table, key)
-                deleted += 1
-        if seen < rows_max:
-            self._table, self._after = next(self._circle), b""
-        return deleted
+        if self._rows is None:
+            self._rows = store.rows(self._table)
+        rule, table = self._rules[self._table], self._table
+        seen = list(itertools.islice(self._rows, rows_max))
+        if len(seen) < rows_max:
+            self._table, self._rows = next(self._circle), None
+        suspects = [key for key, value in seen if rule.dead(key, value, now)]
+        values = store.get(table, suspects) if suspects else []
+        dead = [
+            key for key, value in zip(suspects, values, strict=True) if value is not None and rule.dead(key, value, now)
+        ]
+        for key in dead:
+            txn.delete(table, key)
+        return len(dead)
 
 
 def state_hash(store: Store, now: int, rules: Rules) -> str:
