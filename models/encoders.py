@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from models.features import F32
-from models.seeded import State, bare_linear, generator, initialise, state_of, threads
+from models.seeded import Linear, State, generator, initialise, state_of, threads
 
 ROWS_MAX = 50_000
 """Rows that the autoencoder is trained on, taken evenly."""
@@ -45,7 +45,7 @@ def principal(inputs: F32, d: int) -> State:
 def autoencoder(inputs: F32, d: int, hidden: int, epochs: int, seed: int) -> State:
     """Two tanh layers each way, trained on the squared error of the standardised vectors."""
     sizes = (inputs.shape[1], hidden, d, hidden, inputs.shape[1])
-    net = nn.ModuleList([bare_linear(a, b) for a, b in pairwise(sizes)])
+    net = nn.ModuleList([Linear(a, b) for a, b in pairwise(sizes)])
     initialise(net, generator(seed))
     data = torch.from_numpy(inputs[:: max(1, len(inputs) // ROWS_MAX)])
     source, size = np.random.default_rng(seed), 512

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from models.seeded import State, bare_linear, generator, initialise, load_state, state_of
+from models.seeded import Linear, State, generator, initialise, load_state, state_of
 
 ATTENTION_MAX = 20.0
 HOUR_MS = 3_600_000.0
@@ -105,20 +105,20 @@ class FoundationModel(nn.Module):
         self.type_table = nn.Parameter(torch.empty(256, w))
         self.target_item_table = nn.Parameter(torch.empty(config.item_buckets, 1))
         if config.content_dims:
-            self.content = bare_linear(config.content_dims, w, bias=False)
-        self.age = bare_linear(_AGES, w)
-        self.gate = bare_linear(w + _AGES, w)
-        self.value = bare_linear(w, w)
-        self.key = bare_linear(w, heads * w, bias=False)
-        self.key_bias = bare_linear(w + _AGES, heads)
-        self.user_cross = bare_linear(w, w)
+            self.content = Linear(config.content_dims, w, bias=False)
+        self.age = Linear(_AGES, w)
+        self.gate = Linear(w + _AGES, w)
+        self.value = Linear(w, w)
+        self.key = Linear(w, heads * w, bias=False)
+        self.key_bias = Linear(w + _AGES, heads)
+        self.user_cross = Linear(w, w)
         self.attended_cross = nn.Parameter(torch.empty(heads, w, w))
-        self.hidden = bare_linear(config.pair_inputs, config.hidden)
-        self.shared = bare_linear(config.hidden, config.dims)
+        self.hidden = Linear(config.pair_inputs, config.hidden)
+        self.shared = Linear(config.hidden, config.dims)
         seen = config.dims + 4 + config.context_dims
-        self.head_hidden = bare_linear(seen, config.head_hidden * len(config.tasks))
+        self.head_hidden = Linear(seen, config.head_hidden * len(config.tasks))
         self.head_out = nn.Parameter(torch.empty(len(config.tasks), config.head_hidden))
-        self.head_skip = bare_linear(seen, len(config.tasks))
+        self.head_skip = Linear(seen, len(config.tasks))
         self.register_buffer("context_mean", torch.zeros(config.context_dims))
         self.register_buffer("context_std", torch.ones(config.context_dims))
 
@@ -126,7 +126,13 @@ class FoundationModel(nn.Module):
     def untrained(cls, config: FmConfig, seed: int) -> FoundationModel:
         """A model with random weights."""
         model = cls(config)
-        initialise(model, generator(seed))
+        initialise(model, generator(seed), table_std=0.2)
+        # from the start every bilinear term is a dot product of items: from random matrices it took hundreds of steps to find that
+        eye = torch.eye(config.width)
+        with torch.no_grad():
+            for matrix in (model.value.weight, model.user_cross.weight, *model.attended_cross):
+                matrix.copy_(eye)
+            model.key.weight.copy_(eye.repeat(config.heads, 1))
         return model
 
     @classmethod

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from models.features import DENSE, F32, I32, Features, Vectors, no_vectors, pair_starts, take_requests
 from models.scoring import ATTENTION_MAX, EMPTY, HOUR_MS, Scorer
-from models.seeded import State, bare_linear, generator, initialise, load_state, state_of, threads
+from models.seeded import Linear, State, generator, initialise, load_state, state_of, threads
 
 F64 = npt.NDArray[np.float64]
 
@@ -80,14 +80,14 @@ class RankerNet(nn.Module):
         self.category_table = nn.Parameter(torch.empty(config.category_buckets, e))
         self.user_table = nn.Parameter(torch.empty(config.user_buckets, e))
         if config.content_dims:
-            self.content = bare_linear(config.content_dims, e, bias=False)
-        self.query = bare_linear(2 * e, k, bias=False)
+            self.content = Linear(config.content_dims, e, bias=False)
+        self.query = Linear(2 * e, k, bias=False)
         self.type_bias = nn.Parameter(torch.empty(256))
         self.age_weight = nn.Parameter(torch.empty(1))
-        self.cross = bare_linear(config.request_inputs, config.cross_rank * k)
-        self.pair = bare_linear(config.pair_inputs, config.hidden + 2)
-        self.request = bare_linear(config.request_inputs, config.hidden + 2, bias=False)
-        self.second = bare_linear(config.hidden, 2 * config.head_hidden)
+        self.cross = Linear(config.request_inputs, config.cross_rank * k)
+        self.pair = Linear(config.pair_inputs, config.hidden + 2)
+        self.request = Linear(config.request_inputs, config.hidden + 2, bias=False)
+        self.second = Linear(config.hidden, 2 * config.head_hidden)
         self.heads = nn.Parameter(torch.empty(2, config.head_hidden))
         self.register_buffer("dense_mean", torch.zeros(len(DENSE)))
         self.register_buffer("dense_std", torch.ones(len(DENSE)))

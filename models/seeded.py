@@ -1,7 +1,7 @@
 """Parameters from a seed, and one thread: what makes a model's bytes repeatable.
 
 In: a module and a generator. Out: the same module, every parameter drawn from that generator. Never touches torch's global random
-state: layers are made by `bare_linear`, without torch's own initialisation.
+state: layers are `Linear`, without torch's own initialisation.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from schemas.errors import BundleError
 State = dict[str, npt.NDArray[np.generic]]
 """A model's parameters and buffers by name, as a safetensors file holds them."""
 
-TABLE_STD = 0.1
-"""Standard deviation of a fresh embedding table (parameters whose name ends in `table`)."""
-
 
 def generator(seed: int) -> torch.Generator:
     """A generator of one's own; the global one is never used."""
@@ -31,18 +28,24 @@ def generator(seed: int) -> torch.Generator:
     return made
 
 
-def bare_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
-    """A linear layer without values; `initialise` gives it some."""
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias)  # type: ignore[no-untyped-call]
-    return layer
+class Linear(nn.Module):
+    """[..., inputs] → [..., outputs], without values until `initialise`: torch's own would draw from the global generator."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.functional.linear(inputs, self.weight, self.bias)
 
 
-def initialise(module: nn.Module, source: torch.Generator) -> None:
-    """Draw every parameter in name order: tables normal, matrices by their fan-in, vectors zero. Buffers stay."""
+def initialise(module: nn.Module, source: torch.Generator, table_std: float = 0.1) -> None:
+    """Draw every parameter in order: tables (names that end in `table`) normal, matrices by their fan-in, vectors zero."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name.endswith("table"):
-                parameter.normal_(0.0, TABLE_STD, generator=source)
+                parameter.normal_(0.0, table_std, generator=source)
             elif parameter.ndim >= 2:
                 bound = math.sqrt(3.0 / max(1, parameter.shape[-1]))
                 parameter.uniform_(-bound, bound, generator=source)

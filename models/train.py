@@ -35,7 +35,7 @@ _VECTOR_GROUPS = 256  # of one pass of foundation_outputs
 class FmTraining:
     """`stale_share` of the histories lose their rows newer than a random age up to `stale_ms_max`: a vector is read hours later."""
 
-    schedule: Schedule = field(default_factory=lambda: Schedule(epochs=2, batch=1024, rate=2e-3))
+    schedule: Schedule = field(default_factory=lambda: Schedule(epochs=3, batch=256, rate=5e-3, patience=3))
     stale_share: float = 0.5
     stale_ms_max: int = 4 * 3_600_000
     device: str = "cpu"
