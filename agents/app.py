@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,8 @@ from .transport.partition import Factory, InputTopic
 from .transport.wiring import Delivery, TransportConfig, Wiring
 
 log = logging.getLogger("solaris.app")
+
+Beside = Callable[[], Awaitable[None]]
 
 FAULT_STOP_MS_MAX = 5_000  # after a fault nothing is committed, so nothing is worth a longer wait
 
@@ -135,7 +137,7 @@ def build(settings: WorkerSettings, make: Factory) -> SolarisApp:
     return app
 
 
-async def run(app: SolarisApp) -> int:
+async def run(app: SolarisApp, beside: Beside | None = None) -> int:
     """Run until SIGTERM, SIGINT or a fault; drain, flush, commit, close. Returns the exit code."""
     wiring = app.wiring
     stop = asyncio.Event()
@@ -145,6 +147,7 @@ async def run(app: SolarisApp) -> int:
         loop.add_signal_handler(number, stop.set)
     wiring.runner.start()
     started = loop.create_task(_started(app))
+    company = loop.create_task(_accompanied(app, beside))
     watch = loop.create_task(app.wait_until_stopped(), name="crash-watch")
     stopping = loop.create_task(stop.wait())
     await asyncio.wait([watch, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -152,6 +155,8 @@ async def run(app: SolarisApp) -> int:
         wiring.fail(FatalError(f"the consumer stopped: {app.crash_reason!r}"))
     started.cancel()
     await asyncio.gather(started, return_exceptions=True)
+    company.cancel()
+    await asyncio.gather(company, return_exceptions=True)
     await _stopped(app)
     await wiring.runner.stop()
     watch.cancel()
@@ -188,14 +193,26 @@ async def _started(app: SolarisApp) -> None:
         app.wiring.fail(error)
 
 
-def run_worker(settings: WorkerSettings, make: Factory) -> int:
+async def _accompanied(app: SolarisApp, beside: Beside | None) -> None:
+    if beside is None:
+        return
+    try:
+        await beside()
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the top of the shell: said and turned into an exit code
+        app.wiring.fail(error)
+
+
+def run_worker(settings: WorkerSettings, make: Factory, beside: Beside | None = None) -> int:
     """Build and run a worker in this process; its exit code. TopicError before anything starts if its topics are not there.
 
+    `beside` runs in the same event loop for as long as the worker does; if it raises, the worker stops with that fault.
     If the consumer's thread can't be ended (its broker is gone), the process ends here, with code 1.
     """
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         app = runner.run(_build(settings, make))
-        code = runner.run(run(app))
+        code = runner.run(run(app, beside))
         if app.wiring.stuck:
             logging.shutdown()
             sys.stdout.flush()

@@ -1,7 +1,7 @@
 """The catalogue in every process: all partitions of `items`, from their start, into the item index.
 
 In: records of `items`. Out: calls of `apply` with (item id, item or None), in the order of each partition. Never joins a group;
-a bad record is counted and skipped, its dead letter is the speculate worker's to write.
+a bad record is counted and skipped, and `refuse` is told: its dead letter is one speculate worker's to write (agents/follow.py).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Catalogue:
                 continue
             self._positions[message.partition() or 0] = (message.offset() or 0) + 1
             try:
-                applied.append(decode_item(_bytes(message.key()), _bytes(message.value())))
+                applied.append(decode_item(record_bytes(message.key()), record_bytes(message.value())))
             except BadRecord as bad:
                 self.counts["refused"] += 1
                 if self._refuse is not None:
@@ -97,5 +97,6 @@ class Catalogue:
                 self._positions[at.partition] = at.offset
 
 
-def _bytes(value: str | bytes | None) -> bytes | None:
+def record_bytes(value: str | bytes | None) -> bytes | None:
+    """A key or value as bytes (the client's types allow text, too)."""
     return value.encode() if isinstance(value, str) else value

@@ -23,6 +23,7 @@ from agents.catalogue import Catalogue
 from agents.groups import group_id
 from agents.kafka import KafkaConfig, librdkafka_settings
 from agents.stats import StatsFile
+from agents.transport.wiring import TransportConfig
 from schemas.deadletters import dead_letter
 from schemas.errors import BadRecord, FatalError
 from schemas.inference import FmRequest, decode_fm_request, encode_embeddings, encode_fm_request
@@ -37,8 +38,6 @@ COMMIT_S = 0.05
 IDLE_S = 0.1
 ROWS = 500
 FLUSH_S_MAX = 20.0
-SESSION_MS = 10_000
-"""A dead consumer's partitions are another's after this."""
 POLL_MS_MAX = 300_000
 """Longest pause between two polls: a batch of the FM must take less."""
 
@@ -54,8 +53,15 @@ class InferWorker:
     """One process. `run` returns at SIGTERM or SIGINT with everything that was handed out answered and committed."""
 
     def __init__(
-        self, kafka: KafkaConfig, config: InferConfig, infer: Infer, catalogue: Catalogue, stats: StatsFile
+        self,
+        kafka: KafkaConfig,
+        config: InferConfig,
+        transport: TransportConfig,
+        infer: Infer,
+        catalogue: Catalogue,
+        stats: StatsFile,
     ) -> None:
+        """Of `transport` only the session and heartbeat times are read: a dead process's partitions are another's after `session_ms`."""
         self._kafka, self._infer, self._catalogue, self._stats = kafka, infer, catalogue, stats
         self._dispatcher = Dispatcher(config)
         self._counts: Counter[str] = Counter()
@@ -79,7 +85,8 @@ class InferWorker:
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
                 "partition.assignment.strategy": "cooperative-sticky",
-                "session.timeout.ms": SESSION_MS,
+                "session.timeout.ms": transport.session_ms,
+                "heartbeat.interval.ms": transport.heartbeat_ms,
                 "max.poll.interval.ms": POLL_MS_MAX,
                 "fetch.wait.max.ms": 20,
             }
@@ -124,7 +131,7 @@ class InferWorker:
         self._stop.set()
 
     def _on_assign(self, _consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        self._assigned = True
+        self._assigned = self._assigned or bool(partitions)
         log.info("assigned %s", [at.partition for at in partitions])
 
     def _on_revoke(self, _consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
@@ -189,13 +196,13 @@ class InferWorker:
     def _commit(self) -> None:
         """Answers acknowledged, then offsets: never the other way round."""
         answered, self._answered = self._answered, []
-        if answered and self._producer.flush(FLUSH_S_MAX):
+        if self._producer.flush(FLUSH_S_MAX):
             raise FatalError(
-                f"embeddings were not acknowledged within {FLUSH_S_MAX:g} s; look at the broker, then start again"
+                f"embeddings or dead letters were not acknowledged within {FLUSH_S_MAX:g} s; look at the broker, then start again"
             )
         if self._failed is not None:
             raise FatalError(
-                f"an embedding was not acknowledged: {self._failed.str()}; nothing after the last commit counts"
+                f"an embedding or a dead letter was not acknowledged: {self._failed.str()}; nothing after the last commit counts"
             )
         self._dispatcher.done(answered)
         topic = self._kafka.topic(FM_REQUESTS)

@@ -29,10 +29,18 @@ class Lag:
         self._last: dict[str, int] = {}
 
     def rows(self) -> int:
-        """Records in all that are not yet committed."""
+        """Records in all that are not yet committed.
+
+        The commits are read before the ends. So 0 means that the workers rest: whatever was on a topic when the ends were read had been
+        committed before, and what it gave rise to had been acknowledged before that. (Ends first, an output could slip in between.)
+        """
         try:
+            committed = {group: self._committed(group, topics) for group, topics in self._groups.items()}
             ends = self._ends()
-            self._last = {group: self._behind(group, topics, ends) for group, topics in self._groups.items()}
+            self._last = {
+                group: sum(max(0, ends[place] - offset) for place, offset in offsets.items())
+                for group, offsets in committed.items()
+            }
         except KafkaException as error:
             raise FatalError(f"the lag can't be read: {error}; check that the broker runs") from error
         return sum(self._last.values())
@@ -51,7 +59,7 @@ class Lag:
         futures = self._admin.list_offsets(wanted, request_timeout=TIMEOUT_S)
         return {(at.topic, at.partition): future.result().offset for at, future in futures.items()}
 
-    def _behind(self, group: str, topics: Sequence[str], ends: Mapping[tuple[str, int], int]) -> int:
+    def _committed(self, group: str, topics: Sequence[str]) -> dict[tuple[str, int], int]:
         asked = ConsumerGroupTopicPartitions(group, [TopicPartition(t, p) for t in topics for p in self._partitions[t]])
         answer = self._admin.list_consumer_group_offsets([asked], request_timeout=TIMEOUT_S)[group].result()
-        return sum(max(0, ends[at.topic, at.partition] - max(0, at.offset)) for at in answer.topic_partitions or ())
+        return {(at.topic, at.partition): max(0, at.offset) for at in answer.topic_partitions or ()}

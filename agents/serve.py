@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -26,6 +26,7 @@ from schemas.ranking import CheckedRequest, decode_request
 from schemas.topics import EMBEDDINGS, EVENTS, RANKED_RESULTS, RANKING_REQUESTS
 from streams.neighbors import Cut, Generation
 from streams.serve import Serve, ServeConfig
+from streams.state.store import Store
 
 log = logging.getLogger("solaris.serve")
 
@@ -80,7 +81,8 @@ class ServeProcessor:
             name = self._kafka.topic(spec)
             stamp = self._store.stamp(spec.name)
             wanted[name] = start.begin[name] if stamp is None else stamp
-            self._due[spec.name] = start.end[name]
+            nothing_left = max(wanted[name] or 0, start.begin[name]) >= start.end[name]
+            self._due[spec.name] = 0 if nothing_left else start.end[name]
         return wanted
 
     def process(self, batch: RecordBatch) -> None:
@@ -106,6 +108,11 @@ class ServeProcessor:
         self._store.close()
 
     @property
+    def store(self) -> Store:
+        """The partition's state."""
+        return self._store
+
+    @property
     def degraded(self) -> bool:
         """Whether something that was in the log at the assignment is not folded yet."""
         return any((self._store.stamp(name) or 0) < end for name, end in self._due.items())
@@ -120,7 +127,7 @@ class ServeProcessor:
         )
         for index, error in refused:
             self.records.refuse(batch, index, EVENTS, error, owner=False)
-        mine, origins = own_events(self.records, batch, events, self._store.stamps(), owner=False)
+        mine, origins = own_events(self.records, batch, events, self._store.stamps(), resend=())
         self.core.events(mine, batch.next_offset, origins)
 
     def _embeddings(self, batch: RecordBatch) -> None:
@@ -139,7 +146,7 @@ class ServeProcessor:
 
         good = self.records.decode(batch, RANKING_REQUESTS, decode, owner=True)
         users = {index: request.user for index, request in good}
-        strays = self.records.strays(batch, users, RANKING_REQUESTS, owner=True)
+        strays = self.records.strays(batch, users, RANKING_REQUESTS, resend=range(len(batch)))
         requests = [request for index, request in good if index not in strays]
         wall_ms = time.time() * 1000
         late = [r.deadline_ms is not None and wall_ms > r.append_ms + r.deadline_ms for r in requests]
@@ -169,16 +176,17 @@ class ServeProcessor:
 
 
 def own_events(
-    records: Records, batch: RecordBatch, events: EventBatch, stamps: Mapping[str, int], *, owner: bool
+    records: Records, batch: RecordBatch, events: EventBatch, stamps: Mapping[str, int], resend: Container[int]
 ) -> tuple[EventBatch, dict[str, int]]:
     """The events that belong here and are new, and the stamps of those that took the detour.
 
-    Dropped: events of users of another partition (the owner sends them on), and detoured ones that were folded before.
+    Dropped: events of users of another partition (those at the indices `resend` are sent on), and detoured ones that were folded
+    before.
     """
     index_of = {int(offset): index for index, offset in enumerate(batch.offsets.tolist())}
     indices = [index_of[offset] for offset in events.offsets.tolist()]
     users = dict(zip(indices, events.users, strict=True))
-    strays = records.strays(batch, users, EVENTS, owner=owner)
+    strays = records.strays(batch, users, EVENTS, resend)
     origins: dict[str, int] = {}
     keep = []
     stamp = stamps.get(EVENTS.name, 0)

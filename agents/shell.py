@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,22 @@ ORIGIN = "solaris-origin"
 """Header of a record that took the detour: `partition:offset` where it first lay."""
 
 
+GAUGES = frozenset(
+    ("answers", "answers_bytes", "neighbor_users", "clock_ms", "price", "budget", "asked", "items", "similar_items", "ledger",
+     "embeddings_offset")
+)  # fmt: skip
+"""Of a processor's counts those that say how things are, not how often something happened: they go with their partition."""
+
+
+def add_counts(total: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Add numbers by name, in groups of groups; whatever is no number is left out."""
+    for name, value in more.items():
+        if isinstance(value, dict):
+            add_counts(total.setdefault(name, {}), value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            total[name] = total.get(name, 0) + value
+
+
 @dataclass
 class WorkerContext:
     """What all partitions of one process share."""
@@ -46,6 +62,8 @@ class WorkerContext:
     catalogue: Catalogue
     stats: StatsFile | None = None
     processors: dict[int, Any] = field(default_factory=dict)
+    past: dict[str, Any] = field(default_factory=dict)
+    """Counts of the partitions that went away again."""
 
     def open(self, partition: int, space: int) -> RocksStore:
         """The partition's state directory."""
@@ -62,8 +80,11 @@ class WorkerContext:
                 return
 
     def gone(self, partition: int) -> None:
-        """A partition went."""
-        self.processors.pop(partition, None)
+        """A partition went; what it counted stays."""
+        processor = self.processors.pop(partition, None)
+        if processor is not None:
+            counts = {name: value for name, value in processor.counts().items() if name not in GAUGES}
+            add_counts(self.past, counts)
 
 
 class Records:
@@ -93,8 +114,9 @@ class Records:
             letter(self._kafka, self._output, batch, index, error)
             self.counts["dead_letters"] += 1
 
-    def strays(self, batch: RecordBatch, users: Mapping[int, str], spec: TopicSpec, *, owner: bool) -> set[int]:
-        """Indices of records that belong on another partition (and took no detour yet): sent there by the owner, skipped by all."""
+    def strays(self, batch: RecordBatch, users: Mapping[int, str], spec: TopicSpec, resend: Container[int]) -> set[int]:
+        """Indices of records that belong on another partition (and took no detour yet): skipped by all who read them, and sent
+        there by the topic's owner, who names in `resend` those that it has not sent on before."""
         found: set[int] = set()
         for index, user in users.items():
             right = partition_of(user, self._partitions)
@@ -102,7 +124,7 @@ class Records:
                 continue
             found.add(index)
             self.counts[f"strayed_{spec.name}"] += 1
-            if owner:
+            if index in resend:
                 at = f"{batch.partition}:{int(batch.offsets[index])}".encode()
                 self._output.send(
                     self._kafka.topic(spec), right, batch.keys[index], batch.values[index], ((ORIGIN, at),)

@@ -20,6 +20,7 @@ from schemas.inference import FmRequest, decode_embeddings, encode_fm_request
 from schemas.ranking import decode_result
 from schemas.topics import EMBEDDINGS, EVENTS, FM_REQUESTS, RANKED_RESULTS
 from streams.speculate import Speculate, SpeculateConfig
+from streams.state.store import Store
 
 ROLE = "speculate"
 TOPICS = (EVENTS, RANKED_RESULTS, EMBEDDINGS)
@@ -87,6 +88,11 @@ class SpeculateProcessor:
         self._store.close()
 
     @property
+    def store(self) -> Store:
+        """The partition's state."""
+        return self._store
+
+    @property
     def degraded(self) -> bool:
         """Speculation works from its first event on."""
         return False
@@ -102,7 +108,7 @@ class SpeculateProcessor:
         answered = {index for index in range(len(batch)) if batch.offsets[index] >= self._answer_from}
         for index, error in refused:
             self.records.refuse(batch, index, EVENTS, error, owner=index in answered)
-        mine, origins = own_events(self.records, batch, events, self._store.stamps(), owner=bool(answered))
+        mine, origins = own_events(self.records, batch, events, self._store.stamps(), resend=answered)
         self._send(self.core.events(mine, batch.next_offset, self._answer_from, origins))
 
     def _results(self, batch: RecordBatch) -> None:

@@ -16,9 +16,10 @@ from agents import serve as serve_shell
 from agents import speculate as speculate_shell
 from agents.app import WorkerSettings, run_worker
 from agents.catalogue import Catalogue
+from agents.follow import ItemLetters, follow
 from agents.groups import group_id
 from agents.kafka import KafkaConfig, TopicAdmin, check_copartitioning
-from agents.shell import WorkerContext, topic_states
+from agents.shell import WorkerContext, add_counts, topic_states
 from agents.stats import StatsFile
 from agents.transport.partition import InputTopic, PartitionProcessor, PartitionStart
 from agents.transport.wiring import TransportConfig
@@ -62,12 +63,13 @@ def run(role: str, config: WorkerConfig) -> int:
     partitions = _partitions(config.kafka)
     content = _content_dims(bundle)
     items = ItemIndex(config.items_max, content_dims=content)
-    catalogue = Catalogue(config.kafka, items.update)
+    letters = ItemLetters(config.kafka, partitions) if role == "speculate" else None
+    catalogue = Catalogue(config.kafka, items.update, letters.refuse if letters is not None else None)
     catalogue.load()
     try:
         if role == "infer":
             return _run_infer(config, bundle, items, catalogue)
-        return _run_stateful(role, config, bundle, items, catalogue, partitions)
+        return _run_stateful(role, config, bundle, items, catalogue, letters, partitions)
     finally:
         catalogue.close()
 
@@ -76,13 +78,19 @@ def _run_infer(config: WorkerConfig, bundle: Bundle, items: ItemIndex, catalogue
     worker: list[infer_shell.InferWorker] = []
     stats = StatsFile(config.stats, "infer", lambda: worker[0].counts())
     engine = Infer(Engine(bundle, items, config.device))
-    worker.append(infer_shell.InferWorker(config.kafka, config.infer, engine, catalogue, stats))
+    worker.append(infer_shell.InferWorker(config.kafka, config.infer, config.transport, engine, catalogue, stats))
     worker[0].run()
     return 0
 
 
 def _run_stateful(
-    role: str, config: WorkerConfig, bundle: Bundle, items: ItemIndex, catalogue: Catalogue, partitions: int
+    role: str,
+    config: WorkerConfig,
+    bundle: Bundle,
+    items: ItemIndex,
+    catalogue: Catalogue,
+    letters: ItemLetters | None,
+    partitions: int,
 ) -> int:
     shell = serve_shell if role == "serve" else speculate_shell
     context = WorkerContext(
@@ -108,7 +116,8 @@ def _run_stateful(
         def make(start: PartitionStart) -> PartitionProcessor:
             return speculate_shell.SpeculateProcessor(context, bundle, config.speculate, start)
 
-    code = run_worker(WorkerSettings(group_id(config.kafka, role), topics, config.kafka, config.transport), make)
+    settings = WorkerSettings(group_id(config.kafka, role), topics, config.kafka, config.transport)
+    code = run_worker(settings, make, lambda: follow(catalogue, letters, context.processors))
     context.stats.close()
     return code
 
@@ -116,19 +125,11 @@ def _run_stateful(
 def _gathered(context: WorkerContext) -> tuple[bool, dict[str, Any]]:
     """Ready once every partition here is restored; counts summed over partitions, the partitions of the past included."""
     here = dict(context.processors)
-    total: dict[str, Any] = {}
-    for processor in here.values():
-        _add(total, processor.counts())
+    total: dict[str, Any] = {f"catalogue_{name}": count for name, count in context.catalogue.counts.items()}
+    for counts in (context.past, *(processor.counts() for processor in here.values())):
+        add_counts(total, counts)
     ready = bool(here) and not any(processor.degraded for processor in here.values())
     return ready, total | {"partitions": sorted(here)}
-
-
-def _add(total: dict[str, Any], more: dict[str, Any]) -> None:
-    for name, value in more.items():
-        if isinstance(value, dict):
-            _add(total.setdefault(name, {}), value)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            total[name] = total.get(name, 0) + value
 
 
 def _partitions(kafka: KafkaConfig) -> int:

@@ -89,6 +89,7 @@ def server_properties(options: BrokerOptions, data_dir: Path, ports: Ports) -> s
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "group.initial.rebalance.delay.ms": "0",
+        "group.min.session.timeout.ms": "1000",  # lets a worker that replaces a killed one begin sooner than after 6 s
         # After a SIGKILL the controller waits for the old session to end: 12 s with the defaults, 3 s with these.
         "broker.session.timeout.ms": "1000",
         "broker.heartbeat.interval.ms": "200",
