@@ -61,7 +61,7 @@ class InferWorker:
         catalogue: Catalogue,
         stats: StatsFile,
     ) -> None:
-        """Of `transport` only the session and heartbeat times are read: a dead process's partitions are another's after `session_ms`."""
+        """Of `transport` the session's times alone: a dead process's partitions are another's after `session_ms`."""
         self._kafka, self._infer, self._catalogue, self._stats = kafka, infer, catalogue, stats
         self._dispatcher = Dispatcher(config)
         self._counts: Counter[str] = Counter()

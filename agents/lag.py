@@ -5,6 +5,7 @@ In: group → topics. Out: counts. Never joins a group or moves an offset.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
@@ -15,6 +16,7 @@ from agents.kafka import KafkaConfig, librdkafka_settings
 from schemas.errors import FatalError
 
 TIMEOUT_S = 10.0
+RETRY_S = 0.2
 
 
 class Lag:
@@ -31,18 +33,25 @@ class Lag:
     def rows(self) -> int:
         """Records in all that are not yet committed.
 
-        The commits are read before the ends. So 0 means that the workers rest: whatever was on a topic when the ends were read had been
-        committed before, and what it gave rise to had been acknowledged before that. (Ends first, an output could slip in between.)
+        The commits are read before the ends. So 0 means that the workers rest: whatever was on a topic when the ends were read had
+        been committed before, and what it gave rise to had been acknowledged before that. (Ends first, an output could slip in.)
         """
-        try:
-            committed = {group: self._committed(group, topics) for group, topics in self._groups.items()}
-            ends = self._ends()
-            self._last = {
-                group: sum(max(0, ends[place] - offset) for place, offset in offsets.items())
-                for group, offsets in committed.items()
-            }
-        except KafkaException as error:
-            raise FatalError(f"the lag can't be read: {error}; check that the broker runs") from error
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                return self._read()
+            except KafkaException as error:  # a broker that was paused or elects leaders answers so for a moment
+                if time.monotonic() > deadline:
+                    raise FatalError(f"the lag can't be read: {error}; check that the broker runs") from error
+                time.sleep(RETRY_S)
+
+    def _read(self) -> int:
+        committed = {group: self._committed(group, topics) for group, topics in self._groups.items()}
+        ends = self._ends()
+        self._last = {
+            group: sum(max(0, ends[place] - offset) for place, offset in offsets.items())
+            for group, offsets in committed.items()
+        }
         return sum(self._last.values())
 
     def detail(self) -> str:

@@ -66,7 +66,7 @@ class ServeProcessor:
         self._cut: Cut | None = None
         self._building: Future[Generation] | None = None
         self._older: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
-        self._results_from = self._read_results(start)
+        self._results_from = self._results_before = self._again_below = self._next_request = 0
         self._handlers: dict[str, Callable[[RecordBatch], None]] = {
             context.kafka.topic(EVENTS): self._events,
             context.kafka.topic(EMBEDDINGS): self._embeddings,
@@ -75,7 +75,11 @@ class ServeProcessor:
         context.placed(start.partition, self)
 
     def positions(self, start: PartitionStart) -> Mapping[str, int | None]:
-        """Folds begin at their stamp, else at the log's start; requests at the committed offset."""
+        """Folds begin at their stamp, else at the log's start; requests at the committed offset.
+
+        At each assignment, also where the partition stayed: another may have answered for it meanwhile, and what is not committed
+        comes again.
+        """
         wanted: dict[str, int | None] = {}
         for spec in (EVENTS, EMBEDDINGS):
             name = self._kafka.topic(spec)
@@ -83,6 +87,7 @@ class ServeProcessor:
             wanted[name] = start.begin[name] if stamp is None else stamp
             nothing_left = max(wanted[name] or 0, start.begin[name]) >= start.end[name]
             self._due[spec.name] = 0 if nothing_left else start.end[name]
+        self._results_from = self._read_results(start)
         return wanted
 
     def process(self, batch: RecordBatch) -> None:
@@ -97,9 +102,14 @@ class ServeProcessor:
         self.records.counts["poisoned"] += 1
 
     def mark(self, topic: str) -> str:
-        """Beside the offset of requests: where in ranked-results the answers of work that starts now could begin."""
+        """Beside the offset of requests: where in ranked-results the answers of work that starts now could begin.
+
+        Of requests that come again after a crash the answers begin where they did for our predecessor.
+        """
         if topic != self._kafka.topic(RANKING_REQUESTS):
             return ""
+        if self._next_request < self._again_below:
+            return str(self._results_before)
         return str(max(self._output.reached(self._results, self._partition) or 0, self._results_from))
 
     def close(self) -> None:
@@ -144,6 +154,7 @@ class ServeProcessor:
                 batch.keys[index], batch.values[index], int(batch.append_ts_ms[index]), int(batch.offsets[index])
             )
 
+        self._next_request = batch.next_offset
         good = self.records.decode(batch, RANKING_REQUESTS, decode, owner=True)
         users = {index: request.user for index, request in good}
         strays = self.records.strays(batch, users, RANKING_REQUESTS, resend=range(len(batch)))
@@ -166,10 +177,15 @@ class ServeProcessor:
 
     def _read_results(self, start: PartitionStart) -> int:
         """Answers that a predecessor may have sent after its last commit, at once; the last ten minutes in the background."""
-        committed = start.committed[self._kafka.topic(RANKING_REQUESTS)]
+        requests = self._kafka.topic(RANKING_REQUESTS)
+        committed = start.committed[requests]
         mark = int(committed.mark) if committed is not None and committed.mark.isdigit() else None
         found, end = read_back(self._kafka, self._results, self._partition, mark, self.core.config.answers_window_ms)
         self.core.remember(found.recent)
+        self.core.expect(found.recent, start.end[requests])
+        if committed is not None and found.recent:
+            self._next_request, self._again_below = committed.offset, start.end[requests]
+            self._results_before = mark or 0
         if found.older is not None:
             found.older.add_done_callback(lambda done: self._older.put(done.result()))
         return end

@@ -60,7 +60,10 @@ class SpeculateProcessor:
         """Events from the smaller of stamp and commit; the rest from the commit. A new store reads all embeddings there are."""
         events, embeddings = self._kafka.topic(EVENTS), self._kafka.topic(EMBEDDINGS)
         committed = start.committed[events]
-        self._answer_from = start.end[events] if committed is None else committed.offset
+        if committed is None:
+            self._answer_from = start.end[events]
+        else:
+            self._answer_from = max(committed.offset, int(committed.mark) if committed.mark.isdigit() else 0)
         stamp = self._store.stamp(EVENTS.name)
         folded = start.begin[events] if stamp is None else stamp
         return {
@@ -78,9 +81,12 @@ class SpeculateProcessor:
             letter(self._kafka, self._output, batch, index, handler_error(error))
         self.records.counts["poisoned"] += 1
 
-    def mark(self, topic: str) -> str:  # noqa: ARG002 - the protocol's signature
-        """Nothing to keep: a repeated FM request costs a duplicate, which `as_of` tells apart."""
-        return ""
+    def mark(self, topic: str) -> str:
+        """Beside the offset of events: from where on they are answered. What lies before it is folded alone, also by a successor.
+
+        Nothing for the rest: a repeated FM request costs a duplicate, which `as_of` tells apart.
+        """
+        return str(self._answer_from) if topic == self._kafka.topic(EVENTS) else ""
 
     def close(self) -> None:
         """Give the state directory back."""

@@ -18,7 +18,7 @@ REASONS: dict[str, str] = {
     "id_empty": "an id of no bytes",
     "id_long": "an id of more than 256 bytes",
     "id_surrogate": "an id with a lone surrogate",
-    "key": "the record's key is not its user id",
+    "key": "the record's key is not its user id (items: its item id)",
     "ts_type": "ts is not an integer",
     "ts_not_positive": "ts is zero or less",
     "ts_seconds": "ts looks like seconds; send milliseconds",

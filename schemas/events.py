@@ -201,6 +201,8 @@ def decode_item(key: bytes | None, value: bytes | None) -> tuple[str, Item | Non
             raise BadRecord("key", "the record's key is not UTF-8") from None
     item = decode_json(_item_decoder, value)
     name = valid_id(item.item_id, "item_id")
+    if key != name.encode():
+        raise BadRecord("key", f"the record's key is {key!r} but item_id is {name!r}; key records by item id")
     if item.category is not None:
         valid_id(item.category, "category")
     if item.content is not None and (len(item.content) > CONTENT_MAX or not all(map(math.isfinite, item.content))):

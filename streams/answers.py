@@ -16,7 +16,11 @@ _OVERHEAD_BYTES = 300
 
 
 class Answers:
-    """Judged by event time: an answer stands while now - its ts < `window_ms`."""
+    """Judged by event time: an answer stands while now - its ts < `window_ms`.
+
+    After a crash the records past the last commit come again, and the clock may have run far ahead of them meanwhile. Their answers
+    (`expect`) stand whatever their age, until all of those records have come.
+    """
 
     def __init__(self, bytes_max: int, window_ms: int) -> None:
         self.bytes_max, self.window_ms = bytes_max, window_ms
@@ -24,12 +28,24 @@ class Answers:
         """Answers that had to go while they still stood: a repeat of those is ranked anew."""
         self.bytes = 0
         self._kept: OrderedDict[tuple[str, str], tuple[int, bytes]] = OrderedDict()
+        self._expected: dict[tuple[str, str], bytes] = {}
+        self._expected_below = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, user: str, request_id: str, now: int) -> bytes | None:
-        """The bytes that were sent, None where there are none or they are too old."""
+    def expect(self, results: Iterable[tuple[RankedResult, bytes]], offset_below: int) -> None:
+        """Results that may answer requests which come again: records below this offset. Of two for one request the first stands."""
+        self._expected, self._expected_below = {}, offset_below
+        for result, encoded in results:
+            self._expected.setdefault((result.user_id, result.request_id), encoded)
+
+    def find(self, user: str, request_id: str, now: int, offset: int) -> bytes | None:
+        """The bytes that were sent, None where there are none or they are too old. `offset`: of the request's record."""
+        if self._expected and offset >= self._expected_below:
+            self._expected.clear()
+        if (user, request_id) in self._expected:
+            return self._expected[user, request_id]
         found = self._kept.get((user, request_id))
         return found[1] if found and now - found[0] < self.window_ms else None
 

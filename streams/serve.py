@@ -150,6 +150,10 @@ class Serve:
         """Results read back from ranked-results, in offset order, so that repeats of their requests are known."""
         self.answers.remember((decode_result(data), data) for data in results)
 
+    def expect(self, results: Iterable[bytes], offset_below: int) -> None:
+        """Results read back that may answer requests which come again after a crash, those below this offset; in offset order."""
+        self.answers.expect(((decode_result(data), data) for data in results), offset_below)
+
     def cut_due(self) -> bool:
         """Whether enough embeddings records were folded since the last cut."""
         return 0 < self.config.generation_records <= self._records_since_cut
@@ -201,7 +205,7 @@ class Serve:
     ) -> list[tuple[RankedResult | None, bytes]]:
         """Per request its bytes, and the result itself where it was made just now."""
         nows = [max(request.ts, self.clock.now) for request in requests]
-        known = [self.answers.find(r.user, r.request_id, now) for r, now in zip(requests, nows, strict=True)]
+        known = [self.answers.find(r.user, r.request_id, now, r.offset) for r, now in zip(requests, nows, strict=True)]
         first: dict[tuple[str, str], int] = {}  # of each request that has no answer yet
         for at, request in enumerate(requests):
             if known[at] is None:

@@ -174,6 +174,8 @@ class BatchConsumer(Consumer):
             held = offsets[partition].committed
             wiring.ledger.assign(partition, position, None if held is None else held.offset)
             self._read_offset[TP(*partition)] = None
+        if any(held.committed is None for held in offsets.values()):
+            await self.force_commit()  # before the first batch: a crash before the first commit would leave no marks
         if assigned:
             self._session = self._sessions
             self._sought.set()

@@ -6,6 +6,7 @@ Never: a poll, a commit; those are the consumer's.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -135,6 +136,7 @@ class Wiring:
     def place(self, offsets: Mapping[Partition, Offsets]) -> dict[Partition, int]:
         """Make the processors of partitions that came, and ask each where to read its topics from."""
         positions: dict[Partition, int] = {}
+        come = {number for _, number in offsets} - self.runner.seats.keys()
         for number in sorted({number for _, number in offsets}):
             of = {topic.name: offsets[(topic.name, number)] for topic in self.topics}
             seat = self.runner.seats.get(number)
@@ -151,6 +153,9 @@ class Wiring:
             wanted = seat.processor.positions(start)
             for topic in self.topics:
                 positions[(topic.name, number)] = _position(topic, number, wanted.get(topic.name), of[topic.name])
+        if come:
+            gc.collect()
+            gc.freeze()  # models, clients and catalogue stay: looking at them again stalls all work for tenths of a second
         return positions
 
     def close(self) -> None:

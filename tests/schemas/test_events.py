@@ -148,6 +148,8 @@ def test_items_and_withdrawn_items() -> None:
         (None, None, "key"),
         (b"\xff", None, "key"),
         (b"i", b"", "empty"),
+        (b"j", b'{"item_id":"i"}', "key"),
+        (None, b'{"item_id":"i"}', "key"),
         (b"i", b'{"item_id":""}', "id_empty"),
         (b"i", b'{"item_id":"i","category":""}', "id_empty"),
         (b"i", json.dumps({"item_id": "i", "content": [0.0] * 257}).encode(), "content"),

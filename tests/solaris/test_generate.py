@@ -71,7 +71,7 @@ def _check_request(key: bytes, line: bytes, append_ms: int) -> None:
 
 
 def _check_item(_key: bytes, line: bytes, _append_ms: int) -> None:
-    item = decode_item(None, line)[1]
+    item = decode_item(json.loads(line)["item_id"].encode(), line)[1]
     assert item is not None
     assert len(item.content or []) == 8
 

@@ -1,0 +1,66 @@
+"""A log played through all three workers: each request has its one result, and the books of the FM balance."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema  # type: ignore[import-untyped] # it has no stubs
+import pytest
+
+from agents.player import Player
+from schemas.log import Log
+from schemas.ranking import TIERS, decode_result
+from tests.integration.fleet import until
+from tests.integration.installation import ROLES, Installation, strict_json
+
+HOUR_MS = 3_600_000
+SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "ranked-results.json"
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_a_log_goes_through_the_whole_path(install: Callable[..., Installation], log: Log) -> None:
+    here = install()
+    speculate, infer, serve = here.start(*ROLES)
+    from agents.groups import worker_lag
+
+    player = Player(here.kafka, lag=worker_lag(here.kafka), ahead_ms_max=HOUR_MS)
+    player.catalogue(log)  # after the workers' start: they must follow it
+    played = player.play(log)
+    here.settle()
+    assert played.undelivered == 0
+    assert played.events == log.manifest.events
+
+    answers = here.answers()
+    asked = {(str(request.user_id), str(request.request_id)): request for request in log.requests()}
+    assert len(asked) == log.manifest.requests > 50
+    assert answers.keys() == asked.keys()
+    assert {len(values) for values in answers.values()} == {1}
+
+    schema = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_bytes()))
+    tiers: Counter[str] = Counter()
+    for key, (value,) in answers.items():
+        schema.validate(strict_json(value))
+        result = decode_result(value)
+        assert {item.item_id for item in result.items} == set(map(str, asked[key].candidates))
+        assert result.flags == []
+        tiers.update(item.tier for item in result.items)
+    assert set(tiers) <= set(TIERS)
+    assert tiers["exact"] > 0
+    assert tiers["user"] > 0
+
+    assert max(decode_result(value).basis.items for (value,) in answers.values()) == log.manifest.items
+    assert here.dead_letters() == []
+    assert here.lag() == 0
+
+    def books() -> tuple[int, int, int]:
+        dropped = infer.counts.get("dropped", {})
+        return speculate.counts.get("admitted", 0), infer.counts.get("pairs_computed", 0), sum(dropped.values())
+
+    until(lambda: books()[0] == books()[1] + books()[2] > 0, 10, lambda: f"asked, computed, dropped: {books()}")
+    assert {worker.stop() for worker in (speculate, infer, serve)} == {0}
+    assert books()[0] == books()[1] + books()[2]
+    assert serve.counts["requests"] == len(asked)  # the last word of a stopped worker still has its counts
