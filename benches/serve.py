@@ -1,10 +1,12 @@
 """What an answer costs: requests of 100 candidates a second and core, from JSON bytes to JSON bytes, and where the time goes.
 
-    python -m benches.serve [--batch 64] [--candidates 100] [--seconds 3] [--rocks]
+    python -m benches.serve [--batch 64] [--candidates 100] [--seconds 3] [--rocks] [--quick | --no-kafka]
 
 Peer, measured in the same run: the ranker alone on features that lie ready. The ratio says what everything around it costs.
-Core only: no Kafka, one thread, real ranker with random weights, state as after a day of traffic. Throughput counts processor
-time, so that a busy machine does not show; so does `single_cpu_us`, beside latency by the clock on the wall. The last line is JSON.
+Core: no Kafka, one thread, real ranker with random weights, state as after a day of traffic. Throughput counts processor
+time, so that a busy machine does not show; so does `single_cpu_us`, beside latency by the clock on the wall. `kafka`: the same
+requests through topics and a worker process with its state on disk, counted in its processor time, all threads and the idle time's
+polling included. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -116,7 +118,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rocks", action="store_true", help="RocksDB instead of the memory store")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--no-kafka", action="store_true", help="the core alone")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work, for checking")
     options = parser.parse_args()
+    options.seconds /= 10 if options.quick else 1
     with tempfile.TemporaryDirectory() as folder:
         serve = filled(_rocks(Path(folder)) if options.rocks else MemoryStore())
         if options.profile:
@@ -134,7 +139,38 @@ def main() -> None:
             "latency_us": {"p50": round(p50), "p99": round(p99)},
         }
         figures["single_cpu_us"] = round(1e6 * statistics.median(single))
-        print(json.dumps({**figures, "ratio": {"ranker_alone": round(each / peer, 2)}}))
+        ratio = {"ranker_alone": round(each / peer, 2)}
+        if not options.no_kafka:
+            figures["kafka"] = live = through_kafka(2_000 if options.quick else 10_000, options.candidates)
+            ratio["core"] = round(live["cpu_us"] / (1e6 * each), 2)
+            print(
+                f"through Kafka: {live['cpu_us']} us CPU of the worker a request, {live['requests_per_s_core']} requests/s a core; "
+                f"{ratio['core']} times the core alone"
+            )
+        print(json.dumps({**figures, "ratio": ratio}))
+
+
+def through_kafka(count: int, candidates: int, partitions: int = 4) -> dict[str, int]:
+    """A serve worker with a day's state answers `count` requests that lie ready; its processor time a request."""
+    from benches.live import cpu_s, stand
+    from schemas.topics import RANKING_REQUESTS
+
+    with stand(partitions, {"SOLARIS_SERVE__GENERATION_RECORDS": "200"}) as place:
+        place.warm()
+        with place.worker("serve") as workers:
+            place.settle("serve")
+            place.fill(RANKING_REQUESTS, requests(count // 10, candidates, 7))  # caches and lazy imports
+            place.settle("serve")
+            before, started = cpu_s(workers.pid("serve")), time.perf_counter()
+            place.fill(RANKING_REQUESTS, requests(count, candidates, 8))
+            place.settle("serve")
+            spent, wall = cpu_s(workers.pid("serve")) - before, time.perf_counter() - started
+            workers.check()
+    return {
+        "cpu_us": round(1e6 * spent / count),
+        "requests_per_s_core": round(count / spent),
+        "requests_per_s_wall": round(count / wall),
+    }
 
 
 def _rocks(folder: Path) -> Store:

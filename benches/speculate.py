@@ -1,11 +1,13 @@
 """What speculation costs: events a second and core, from JSON bytes in to the bytes of FM requests out, and where the time goes.
 
-    python -m benches.speculate [--batch-minutes 2] [--minutes 60] [--pairs-per-ranked 2] [--memory] [--profile]
+    python -m benches.speculate [--minutes 120] [--pairs-per-ranked 2] [--memory] [--profile] [--quick | --no-kafka]
 
 Peer, measured in the same run: the same events decoded and folded into the same tables, without predicting anything. The ratio says
 what prediction and verification cost on top. Core only: no Kafka, one thread, a ranker with random weights, state on disk; the
 results and the embeddings' heads of the same time are part of the path and are counted into the time per event. Times are this
-thread's CPU time, so that a busy machine does not show.
+thread's CPU time, so that a busy machine does not show. `kafka`: the same traffic through topics and a worker process, in its
+processor time, all threads and the idle time's polling included; beside it what a stock Faust agent that only counts takes is in
+`benches.transport`.
 """
 
 from __future__ import annotations
@@ -92,8 +94,8 @@ def traffic(minutes: int, batch_minutes: int, seed: int = 1) -> Iterator[Piece]:
 class World:
     """The FM and serve, as far as speculation sees them: every request is answered by the next poll."""
 
-    def __init__(self, ttl_ms: int) -> None:
-        self.ttl_ms = ttl_ms
+    def __init__(self, ttl_ms: int, space: int = SPACE) -> None:
+        self.ttl_ms, self.space = ttl_ms, space
         self.cache: dict[tuple[str, str], int] = {}
 
     def results(self, piece: Piece) -> list[bytes]:
@@ -114,7 +116,7 @@ class World:
             n = len(request.items)
             self.cache.update({(request.user, name): request.as_of for name in request.items})
             ones = np.ones(n, np.float32), np.ones((n, 16), np.int8)
-            out.append(encode_embeddings(Embeddings(request.user, SPACE, request.as_of, 0, request.items, *ones)))
+            out.append(encode_embeddings(Embeddings(request.user, self.space, request.as_of, 0, request.items, *ones)))
         return out
 
 
@@ -174,7 +176,11 @@ def main() -> None:
     parser.add_argument("--pairs-per-ranked", type=float, default=2.0)
     parser.add_argument("--memory", action="store_true", help="state in memory")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--no-kafka", action="store_true", help="the core alone")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the work, for checking")
     args = parser.parse_args()
+    if args.quick:
+        args.minutes //= 4
     torch.set_num_threads(1)
     pieces = list(traffic(args.minutes, args.batch_minutes))
     warm, measured = pieces[: len(pieces) // 2], pieces[len(pieces) // 2 :]
@@ -205,14 +211,70 @@ def main() -> None:
     print(f"{events} events, {pairs / events:.2f} FM pairs an event, {candidates:.0f} candidates a prediction")
     print("µs an event: " + ", ".join(f"{stage} {1e6 * seconds / events:.1f}" for stage, seconds in spent.items()))
     print(f"{events / total:,.0f} events/s on the full path, {events / peer:,.0f} events/s decoded and folded only")
-    result = {
+    result: dict[str, object] = {
         "bench": "speculate",
         "events_per_s": round(events / total),
         "ratio": {"fold_only": round(peer / total, 3)},
         "us_per_event": {stage: round(1e6 * seconds / events, 1) for stage, seconds in spent.items()},
         "fm_pairs_per_event": round(pairs / events, 3),
     }
+    if not args.no_kafka:
+        result["kafka"] = live = through_kafka(args.minutes, args.pairs_per_ranked)
+        result["ratio"] = {
+            "fold_only": round(peer / total, 3),
+            "core": round(live["events_per_s_core"] * total / events, 3),
+        }
+        print(
+            f"through Kafka: {live['events_per_s_core']:,.0f} events/s a core of the worker's CPU, "
+            f"{live['fm_pairs_per_event']:.2f} FM pairs an event"
+        )
     print(msgspec.json.encode(result).decode())
+
+
+def through_kafka(minutes: int, pairs_per_ranked: float, partitions: int = 4) -> dict[str, float]:
+    """A speculate worker takes the second half of the traffic, after the first has warmed it; 10 minutes of event time at once.
+
+    The bench stands for serve and the FM: it writes the results beside the events, and answers FM requests between two pieces.
+    """
+    from confluent_kafka import Consumer, TopicPartition
+
+    from agents.kafka import librdkafka_settings
+    from benches.live import cpu_s, stand
+    from schemas.inference import decode_fm_request
+    from schemas.topics import EMBEDDINGS, FM_REQUESTS, RANKED_RESULTS
+
+    settings = {"SOLARIS_VERIFY__PAIRS_PER_RANKED": str(pairs_per_ranked), "SOLARIS_TRANSPORT__COMMIT_MS": "50"}
+    pieces = list(traffic(minutes, 10))
+    with stand(partitions, settings) as place:
+        place.catalogue(Item(f"item-{item}", f"c{item % CATEGORIES}") for item in range(ITEMS))
+        world = World(SpeculateConfig().ttl_ms, place.bundle.space)
+        consumer = Consumer(librdkafka_settings(place.kafka) | {"group.id": "bench-fm", "enable.auto.commit": False})
+        consumer.assign([TopicPartition(place.kafka.topic(FM_REQUESTS), number, 0) for number in range(partitions)])
+        with place.worker("speculate") as workers:
+            spent = events = pairs = 0.0
+            for number, piece in enumerate(pieces):
+                results = zip((user.encode() for user, _, _ in piece.ranked), world.results(piece), strict=True)
+                before = cpu_s(workers.pid("speculate"))
+                place.fill(EVENTS, zip(piece.keys, piece.values, strict=True))
+                place.fill(RANKED_RESULTS, results)
+                place.settle("speculate")
+                asked = []
+                while messages := consumer.consume(1_000, 0.3):
+                    asked += [decode_fm_request(message.value()) for message in messages if message.error() is None]
+                keys = [request.user.encode() for request in asked]
+                place.fill(EMBEDDINGS, zip(keys, world.embeddings(asked), strict=True))
+                place.settle("speculate")
+                if number >= len(pieces) // 2:
+                    spent += cpu_s(workers.pid("speculate")) - before
+                    events += len(piece.values)
+                    pairs += sum(len(request.items) for request in asked)
+            workers.check()
+        consumer.close()
+    return {
+        "events_per_s_core": round(events / spent),
+        "cpu_us_per_event": round(1e6 * spent / events, 1),
+        "fm_pairs_per_event": round(pairs / events, 3),
+    }
 
 
 if __name__ == "__main__":
