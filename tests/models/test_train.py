@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -80,11 +81,19 @@ def test_the_fm_beats_the_ranker_where_long_history_matters_and_hands_it_over() 
     assert table["ranker, exact vectors"].ece < 0.08
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_the_same_seed_gives_the_same_bytes_and_no_global_state_is_touched() -> None:
     rows, features = tiny_world(2, users=40)
     short = Schedule(epochs=1, batch=256)
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()
-    threads = torch.get_num_threads()
 
     def states(seed: int) -> list[bytes]:
         fm, _ = train_foundation(rows, FM, seed, FmTraining(short))
@@ -96,7 +105,7 @@ def test_the_same_seed_gives_the_same_bytes_and_no_global_state_is_touched() -> 
     assert one != other
     assert torch.equal(torch_state, torch.get_rng_state())
     assert all(np.array_equal(a, b) for a, b in zip(numpy_state, np.random.get_state(), strict=True))
-    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == 2
 
 
 def test_the_tail_is_not_trained_on() -> None:
