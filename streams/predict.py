@@ -58,10 +58,10 @@ class PredictConfig:
     """("reactive",) alone is the baseline."""
     user_gap_ms: int = 60_000
     """No full prediction for a user more often than this."""
-    popular_max: int = 48
-    category_max: int = 16
+    popular_max: int = 128
+    category_max: int = 32
     """Popular items taken from one category."""
-    categories_max: int = 3
+    categories_max: int = 5
     covisit_anchors: int = 6
     """Newest history rows whose neighbours are candidates."""
     covisit_neighbors_max: int = 12

@@ -41,9 +41,9 @@ class VerifyConfig:
     """Over how long the price looks back at what was on offer."""
     burst_ms: int = 10 * 60_000
     """Credit kept at rest, in time at the budget's rate; at most twice that is ever held."""
-    request_pairs_max: int = 64
+    request_pairs_max: int = 128
     """Pairs in one FM request."""
-    scored_per_user_max: int = 64
+    scored_per_user_max: int = 128
     """Candidates of a user that the ranker scores."""
     refresh_ms: int = 30 * 60_000
     """A vector that expires sooner than this may be computed anew."""

@@ -108,9 +108,18 @@ def test_the_sample_is_bounded_and_fair() -> None:
     waiting, keys = Outcomes(1_000, 0.5, 10_000, 0, 1, seed=3), mix64(np.arange(400, dtype=np.uint64))
     for ts in range(60):
         chosen = waiting.choose(keys, ts)
-        waiting.add(keys[chosen], ts, chosen[:, None].astype(np.float32), np.zeros(len(chosen), np.float32))
+        waiting.add(keys[chosen], ts, chosen[:, None].astype(np.float32), np.full(len(chosen), ts, np.float32))
         assert len(waiting) <= 1_000
-    rows, _, _ = waiting.ripe(100_000)
+    rows, _, times = waiting.ripe(100_000)
     assert waiting.rate < 0.1
     assert 250 < len(rows) <= 1_000
     assert abs(rows.mean() - 199.5) < 20  # keys of all numbers alike
+    assert abs(times.mean() - 29.5) < 4  # and of all times, not of those before it was full
+
+
+def test_the_demand_that_prompted_a_forecast_is_not_its_outcome() -> None:
+    waiting, key = Outcomes(10, 1.0, 50, 0, 1, seed=0), mix64(np.arange(1, dtype=np.uint64))
+    for ts, expected in ((10, False), (11, True), (60, True), (61, False)):
+        waiting.add(key, 10, np.zeros((1, 1), np.float32), np.zeros(1, np.float32))
+        waiting.asked(key, np.array([ts]))
+        assert waiting.ripe(100)[1].tolist() == [expected]

@@ -165,8 +165,12 @@ def test_covisits_are_learned_once_from_the_history() -> None:
     one, users = world(), np.array([hash64("u")], np.uint64)
     one.due(users, NOW)
     past = one.join([history((1, 9), (2, 8), (3, 7))], NOW)
-    for _ in range(3):
+    one.learn(past, users, 0)
+    once = one.covisits.totals.copy()
+    assert once.any()
+    for _ in range(2):
         one.learn(past, users, 0)
+    assert (one.covisits.totals == once).all()
     slots = one.table.intern(["i1", "i2", "i3"], NOW)
     neighbors, shares = one.covisits.read(slots)
     assert set(neighbors[0][neighbors[0] >= 0]) == {slots[1], slots[2]}

@@ -91,11 +91,12 @@ def test_the_budget_holds_within_five_per_cent(runs: Runs) -> None:
 def test_forecasts_are_calibrated(runs: Runs) -> None:
     asked = runs["frugal"][0].stats()["asked"]
     assert asked["labels"] > 10_000
-    assert asked["calibration_error"] < 0.05
-    sure = [row for row in asked["reliability"] if row["count"] > 500]
-    assert len(sure) >= 6
-    observed = [row["observed"] for row in sure]
-    assert observed == sorted(observed)
+    assert asked["calibration_error"] < 0.03
+    often = [row for row in asked["reliability"] if row["count"] > 150]
+    assert len(often) >= 8
+    for row in often:
+        noise = (row["observed"] * (1 - row["observed"]) / row["count"]) ** 0.5
+        assert abs(row["predicted"] - row["observed"]) < 0.06 + 3 * noise
 
 
 def test_priors_carry_what_was_learned_to_a_new_partition(runs: Runs) -> None:

@@ -67,6 +67,17 @@ def test_a_burst_is_paid_from_the_credit_and_no_further() -> None:
     assert price.credit >= 0
 
 
+def test_equal_values_leave_no_budget_unspent() -> None:
+    """The histogram alone can't tell a price between all and nothing; the credit's feedback does."""
+    price = ShadowPrice(VerifyConfig(pairs_per_s=1.0), 1.0)
+    for second in range(0, 40_000, 20):
+        price.earn(START + second * SECOND, 0)
+        values = np.full(200, 0.1)
+        price.offer(values)
+        price.buy(values)
+    assert price.spent == pytest.approx(price.earned, rel=0.05)
+
+
 def test_hourly_spending_neither_starves_nor_floods() -> None:
     _, bought = simulate(VerifyConfig(pairs_per_s=3.0), daily, 2 * 86_400, step=60)
     hours = bought[len(bought) // 2 :].reshape(24, -1).sum(axis=1)
