@@ -65,6 +65,7 @@ class ServeProcessor:
         self._due[EMBEDDINGS.name] = start.end[context.kafka.topic(EMBEDDINGS)]
         self._cut: Cut | None = None
         self._building: Future[Generation] | None = None
+        self._reading: Future[list[bytes]] | None = None
         self._older: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
         self._results_from = self._results_before = self._again_below = self._next_request = 0
         self._handlers: dict[str, Callable[[RecordBatch], None]] = {
@@ -116,6 +117,11 @@ class ServeProcessor:
         """Give the state directory back."""
         self._context.gone(self._partition)
         self._store.close()
+
+    @property
+    def ready(self) -> bool:
+        """Whether it answers as after any length of time: everything folded, the answers of the last ten minutes read back."""
+        return not self.degraded and (self._reading is None or self._reading.done())
 
     @property
     def store(self) -> Store:
@@ -186,6 +192,7 @@ class ServeProcessor:
         if committed is not None and found.recent:
             self._next_request, self._again_below = committed.offset, start.end[requests]
             self._results_before = mark or 0
+        self._reading = found.older
         if found.older is not None:
             found.older.add_done_callback(lambda done: self._older.put(done.result()))
         return end

@@ -99,9 +99,9 @@ class SpeculateProcessor:
         return self._store
 
     @property
-    def degraded(self) -> bool:
+    def ready(self) -> bool:
         """Speculation works from its first event on."""
-        return False
+        return True
 
     def counts(self) -> dict[str, Any]:
         """What happened here so far."""

@@ -128,7 +128,7 @@ def _gathered(context: WorkerContext) -> tuple[bool, dict[str, Any]]:
     total: dict[str, Any] = {f"catalogue_{name}": count for name, count in context.catalogue.counts.items()}
     for counts in (context.past, *(processor.counts() for processor in here.values())):
         add_counts(total, counts)
-    ready = bool(here) and not any(processor.degraded for processor in here.values())
+    ready = bool(here) and all(processor.ready for processor in here.values())
     return ready, total | {"partitions": sorted(here)}
 
 

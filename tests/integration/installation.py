@@ -20,8 +20,9 @@ from typing import Any
 import msgspec
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
-from agents.groups import group_id, worker_lag
+from agents.groups import group_id, group_topics, worker_lag
 from agents.kafka import KafkaConfig, ensure_topics, librdkafka_settings
+from agents.lag import Lag
 from schemas.deadletters import DeadLetter
 from schemas.ranking import RankedResult, RankingRequest, decode_result, encode_request
 from schemas.topics import DEAD_LETTERS, RANKED_RESULTS, RANKING_REQUESTS, TopicSpec
@@ -91,17 +92,20 @@ class Installation:
         (producer or self._producer).produce(self.kafka.topic(topic), value, key, partition)
         (producer or self._producer).poll(0)
 
-    def place(self, topic: TopicSpec, key: bytes | None, value: bytes | None, partition: int) -> int:
-        """One record, at once; its offset."""
-        told: list[tuple[KafkaError | None, int]] = []
-        self._producer.produce(
-            self.kafka.topic(topic), value, key, partition,
-            on_delivery=lambda error, message: told.append((error, message.offset() or 0)),
-        )  # fmt: skip
+    def place(
+        self, topic: TopicSpec, records: Iterable[tuple[bytes | None, bytes | None]], partition: int
+    ) -> list[int]:
+        """Records (key, value) onto one partition, in order; their offsets."""
+        offsets: list[int] = []
+
+        def told(error: KafkaError | None, message: Message) -> None:
+            assert error is None, error
+            offsets.append(message.offset() or 0)
+
+        for key, value in records:
+            self._producer.produce(self.kafka.topic(topic), value, key, partition, on_delivery=told)
         self.flush()
-        ((error, offset),) = told
-        assert error is None, error
-        return offset
+        return offsets
 
     def flush(self, producer: Producer | None = None) -> None:
         """Wait until the broker has everything."""
@@ -114,15 +118,19 @@ class Installation:
         self.flush()
 
     def settle(self, timeout_s: float = 90.0) -> None:
-        """Wait until every group has committed everything."""
+        """Wait until the groups that have workers have committed everything."""
+        lag = Lag(self.kafka, {group_id(self.kafka, role): group_topics(self.kafka, role) for role in self._roles()})
 
         def rest() -> bool:
             for worker in self.workers:
                 code = worker.died
                 assert code is None, f"{worker.name} ended by itself with {code}:\n{worker.log()}"
-            return self._lag.rows() == 0
+            return lag.rows() == 0
 
-        until(rest, timeout_s, lambda: f"lag {self._lag.detail()}\n" + "\n".join(w.log()[-1500:] for w in self.workers))
+        until(rest, timeout_s, lambda: f"lag {lag.detail()}\n" + "\n".join(w.log()[-1500:] for w in self.workers))
+
+    def _roles(self) -> set[str]:
+        return {worker.role for worker in self.workers if worker.alive}
 
     def lag(self) -> int:
         """Records that some group has not committed."""

@@ -6,7 +6,7 @@ In: a worker's state folder, a bundle. Out: hashes and rows. Opens a store as th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -67,5 +67,4 @@ def clocks(folder: Path, bundle: Path) -> list[int]:
 
 def rows(store: Store, table: str) -> dict[bytes, bytes]:
     """A whole table."""
-    with closing(store.rows(table)) as read:  # type: ignore[type-var] # a generator, whatever its declared type
-        return dict(read)
+    return dict(store.rows(table))

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from schemas.events import encode_event
 from schemas.inference import decode_embeddings, decode_fm_request
-from schemas.log import Log, LoggedRequest, merge
-from schemas.ranking import RankingRequest, encode_request
-from schemas.topics import EMBEDDINGS, EVENTS, FM_REQUESTS, RANKED_RESULTS, RANKING_REQUESTS
+from schemas.log import Log
+from schemas.topics import EMBEDDINGS, FM_REQUESTS, RANKED_RESULTS, RANKING_REQUESTS
 from tests.integration import state
 from tests.integration.fleet import Worker, until
 from tests.integration.installation import ROLES, Installation
-
-RECORDS_PER_S = 60
+from tests.integration.playing import Playing
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -26,7 +21,7 @@ pytestmark = pytest.mark.timeout(200)
 def test_killed_workers_lose_nothing_and_change_nothing(install: Callable[..., Installation], log: Log) -> None:
     here = install(SOLARIS_TRANSPORT__COMMIT_MS="1500")  # so that a kill leaves answers that are not committed
     speculate, infer, serve = here.start(*ROLES)
-    playing = _Playing(here, log)
+    playing = Playing(here, log)
     try:
         _kill_between_answer_and_commit(here, serve)
         (serve,) = here.start("serve")
@@ -50,34 +45,6 @@ def test_killed_workers_lose_nothing_and_change_nothing(install: Callable[..., I
 
     assert (speculate.stop(), serve.stop()) == (0, 0)
     _assert_state_of_an_undisturbed_run(here, serve, speculate)
-
-
-class _Playing:
-    """Sends the log in order, from a thread: most of it at a steady pace, the rest at `join`."""
-
-    def __init__(self, here: Installation, log: Log) -> None:
-        self._here = here
-        self._records = [record for _, record in merge(log.events(), log.requests())]
-        self._hurry = threading.Event()
-        self._pool = ThreadPoolExecutor(1)
-        self._done = self._pool.submit(self._play)
-
-    def join(self) -> None:
-        self._hurry.set()
-        self._done.result(60)
-        self._pool.shutdown()
-
-    def _play(self) -> None:
-        for number, record in enumerate(self._records):
-            key = str(record.user_id).encode()
-            if isinstance(record, LoggedRequest):
-                request = RankingRequest(record.request_id, record.user_id, record.candidates, record.ts)
-                self._here.send(RANKING_REQUESTS, key, encode_request(request))
-            else:
-                self._here.send(EVENTS, key, encode_event(record))
-            last_part = number > 0.8 * len(self._records)
-            self._hurry.wait(None if last_part else 1 / RECORDS_PER_S)
-        self._here.flush()
 
 
 def _kill_between_answer_and_commit(here: Installation, serve: Worker) -> None:

@@ -15,11 +15,11 @@ from schemas.errors import FatalError
 from schemas.topics import EVENTS
 from solaris.broker import Broker, BrokerOptions, BrokerSecurity
 
-pytestmark = [
-    pytest.mark.kafka,
-    pytest.mark.timeout(150),
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="a certificate is made with openssl, which is not here"),
-]
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="a certificate is made with openssl, which is not here"
+)
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(150), needs_openssl]
 
 
 @pytest.fixture(scope="module")
