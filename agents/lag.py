@@ -8,9 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
-from confluent_kafka import admin as kafka_admin
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from agents.kafka import KafkaConfig, librdkafka_settings
 from schemas.errors import FatalError
@@ -23,9 +21,14 @@ class Lag:
     """Lag of groups on the topics that each must finish; `groups` maps a group id to full topic names."""
 
     def __init__(self, kafka: KafkaConfig, groups: Mapping[str, Sequence[str]]) -> None:
-        self._admin = AdminClient(librdkafka_settings(kafka))
         self._groups = {group: tuple(topics) for group, topics in groups.items()}
-        metadata = self._admin.list_topics(timeout=TIMEOUT_S).topics
+        # Consumers that never subscribe, so they join nothing. (An AdminClient's futures, asked fifty times a second, crashed.)
+        self._consumers = {
+            group: Consumer(librdkafka_settings(kafka) | {"group.id": group, "enable.auto.commit": False})
+            for group in self._groups
+        }
+        self._any = next(iter(self._consumers.values()))
+        metadata = self._any.list_topics(timeout=TIMEOUT_S).topics
         names = sorted({topic for topics in self._groups.values() for topic in topics})
         self._partitions = {name: sorted(metadata[name].partitions) for name in names}
         self._last: dict[str, int] = {}
@@ -47,7 +50,7 @@ class Lag:
 
     def _read(self) -> int:
         committed = {group: self._committed(group, topics) for group, topics in self._groups.items()}
-        ends = self._ends()
+        ends = self.ends()
         self._last = {
             group: sum(max(0, ends[place] - offset) for place, offset in offsets.items())
             for group, offsets in committed.items()
@@ -60,15 +63,16 @@ class Lag:
 
     def ends(self) -> dict[tuple[str, int], int]:
         """End offset of every partition of the topics."""
-        return self._ends()
-
-    def _ends(self) -> dict[tuple[str, int], int]:
-        latest = vars(kafka_admin)["OffsetSpec"].latest()  # the package's types don't export it
-        wanted = {TopicPartition(t, p): latest for t, parts in self._partitions.items() for p in parts}
-        futures = self._admin.list_offsets(wanted, request_timeout=TIMEOUT_S)
-        return {(at.topic, at.partition): future.result().offset for at, future in futures.items()}
+        found = {}
+        for topic, partitions in self._partitions.items():
+            for number in partitions:
+                at = TopicPartition(topic, number)
+                found[topic, number] = self._any.get_watermark_offsets(at, timeout=TIMEOUT_S)[1]
+        return found
 
     def _committed(self, group: str, topics: Sequence[str]) -> dict[tuple[str, int], int]:
-        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(t, p) for t in topics for p in self._partitions[t]])
-        answer = self._admin.list_consumer_group_offsets([asked], request_timeout=TIMEOUT_S)[group].result()
-        return {(at.topic, at.partition): max(0, at.offset) for at in answer.topic_partitions or ()}
+        asked = [TopicPartition(topic, number) for topic in topics for number in self._partitions[topic]]
+        return {
+            (at.topic, at.partition): max(0, at.offset)
+            for at in self._consumers[group].committed(asked, timeout=TIMEOUT_S)
+        }
