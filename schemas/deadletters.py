@@ -1,6 +1,7 @@
 """What becomes of a record that breaks a rule: the reasons, and the letter that keeps its bytes.
 
-In: the record as it was read, and why it was refused. Out: one JSON letter, keyed by where the record lies.
+In: the record as it was read, and why it was refused. Out: one JSON letter, keyed by where the record lies. Never: a letter larger
+than a broker takes by default (1 MB), or one record too large to complain of would stop its partition.
 """
 
 from __future__ import annotations
@@ -34,11 +35,17 @@ REASONS: dict[str, str] = {
     "vector": "an embedding that is not finite or all zero",
     "handler": "processing this record failed again and again",
 }
-"""Reason codes, and what each means. Counters and `solaris dlq` filters are keyed by them."""
+"""Reason codes, and what each means. Counters are keyed by them."""
+
+KEY_BYTES_MAX, VALUE_BYTES_MAX, SENTENCE_CHARS_MAX = 4_096, 640 << 10, 2_000
+"""What a letter keeps of its record: base64 makes four bytes of three, and the whole must fit into 1 MB."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One refused record with its bytes (base64), so that it can be mended and sent again."""
+    """One refused record with its bytes (base64), so that it can be mended and sent again.
+
+    `cut`: of the key or the value only the beginning is here; the whole lies at (topic, partition, offset).
+    """
 
     topic: str
     partition: int
@@ -48,6 +55,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     append_ts: int
     key: str | None = None
     value: str | None = None
+    cut: bool = False
     version: int = 1
 
 
@@ -55,9 +63,13 @@ def dead_letter(
     topic: str, partition: int, offset: int, append_ms: int, key: bytes | None, value: bytes | None, error: BadRecord
 ) -> tuple[bytes, bytes]:
     """Key and JSON value of the letter for one record."""
-    letter = DeadLetter(topic, partition, offset, error.reason, error.sentence, append_ms, _b64(key), _b64(value))
+    cut = len(key or b"") > KEY_BYTES_MAX or len(value or b"") > VALUE_BYTES_MAX
+    letter = DeadLetter(
+        topic, partition, offset, error.reason, error.sentence[:SENTENCE_CHARS_MAX], append_ms,
+        _b64(key, KEY_BYTES_MAX), _b64(value, VALUE_BYTES_MAX), cut,
+    )  # fmt: skip
     return f"{topic}/{partition}/{offset}".encode(), msgspec.json.encode(letter)
 
 
-def _b64(data: bytes | None) -> str | None:
-    return None if data is None else base64.b64encode(data).decode()
+def _b64(data: bytes | None, bytes_max: int) -> str | None:
+    return None if data is None else base64.b64encode(data[:bytes_max]).decode()
