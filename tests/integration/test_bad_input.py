@@ -100,12 +100,13 @@ def _cases(now: int, space: int) -> Iterator[tuple[TopicSpec, list[Bad], Callabl
     yield RANKED_RESULTS, list(_bad_json(USER)), _good_result
 
 
-def _bad_json(key: str) -> Iterator[Bad]:
+def _bad_json(key: str, text: str = "user_id") -> Iterator[Bad]:
+    """Of a topic in JSON whose objects have a field `text`."""
     name = key.encode()
     yield Bad("empty", name, b"")
     yield Bad("empty", name, None)
     yield Bad("json", name, b"{")
-    yield Bad("json", name, b'{"user_id":"\xff\xfe"}')
+    yield Bad("json", name, b'{"%s":"\xff\xfe"}' % text.encode())
     yield Bad("json", name, b'{"deep":' + b"[" * 100_000)
     yield Bad("shape", name, b"[]")
     yield Bad("shape", name, b"null")
@@ -135,7 +136,7 @@ def _bad_events(now: int) -> Iterator[Bad]:
     yield event("id_long", item_id=LONG)
     yield event("id_long", key=LONG.encode(), user_id=LONG)
     yield event("id_empty", item_id="")
-    yield event("id_surrogate", item_id="\ud800")
+    yield event("json", item_id="\ud800")
     yield event("event_type", event_type="$forget")
 
 
@@ -154,7 +155,7 @@ def _bad_requests(now: int) -> Iterator[Bad]:
     yield request("candidates", candidates=[f"i{n}" for n in range(CANDIDATES_MAX + 1)])
     yield request("id_long", candidates=["i", LONG])
     yield request("id_empty", candidates=["i", ""])
-    yield request("id_surrogate", candidates=["\udfff"])
+    yield request("json", candidates=["\udfff"])
     yield request("request_id", request_id="")
     yield request("request_id", request_id=LONG)
     yield request("ts_seconds", ts=now // 1000)
@@ -166,11 +167,11 @@ def _bad_requests(now: int) -> Iterator[Bad]:
 
 
 def _bad_items() -> Iterator[Bad]:
-    yield from (bad for bad in _bad_json("i") if bad.value is not None)  # a null value withdraws an item
+    yield from (bad for bad in _bad_json("i", "item_id") if bad.value is not None)  # a null value withdraws an item
     yield Bad("key", b"\xff", None)  # without a key the broker itself refuses it: the topic is compacted
     yield Bad("id_long", LONG.encode(), json.dumps({"item_id": LONG}).encode())
     yield Bad("id_empty", b"i", json.dumps({"item_id": ""}).encode())
-    yield Bad("id_surrogate", b"i", json.dumps({"item_id": "\ud800"}).encode())
+    yield Bad("json", b"i", json.dumps({"item_id": "\ud800"}).encode())
     yield Bad("key", b"another", json.dumps({"item_id": "i"}).encode())
     yield Bad("shape", b"i", json.dumps({"item_id": "i", "content": "x"}).encode())
     yield Bad("content", b"i", json.dumps({"item_id": "i", "content": [0.0] * 300}).encode())
