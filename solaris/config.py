@@ -4,8 +4,8 @@ In:  solaris.toml (`[kafka] bootstrap = "…"`), `SOLARIS_KAFKA__BOOTSTRAP=…`,
 Out: `Config`, from which each part takes its own section: `config.get(KafkaConfig)`.
 Never: ignores a key that it doesn't know, takes a secret from the settings file or a flag, or prints one.
 
-Fields that end in `_ms` also take "4h", "10min", "30s", "500ms". A field marked `metadata={"secret": True}` is read from the
-environment, or from the file that the key with `_file` after it names.
+Fields that end in `_ms` or `_ms_max` also take "4h", "10min", "30s", "500ms". A field marked `metadata={"secret": True}` is read
+from the environment, or from the file that the key with `_file` after it names.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _parse(setting: _Setting, kind: type) -> tuple[str, Any]:
 
 
 def _convert(key: str, value: Any, wanted: Any, complaint: str) -> Any:
-    if key.endswith("_ms") and isinstance(value, str) and not value.strip().lstrip("-").isdigit():
+    if key.endswith(("_ms", "_ms_max")) and isinstance(value, str) and not value.strip().lstrip("-").isdigit():
         match = _DURATION.fullmatch(value.strip())
         if not match:
             raise ConfigError(
@@ -203,6 +203,8 @@ def _build(section: str, kind: type, values: Mapping[str, Any]) -> Any:
         if not missing:
             raise
         raise ConfigError(f"[{section}] needs {', '.join(missing)}; nothing sets it.") from error
+    except ValueError as error:  # a section's own check; the core's know nothing of settings
+        raise ConfigError(f"[{section}] {error}.") from error
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -86,6 +86,11 @@ class PredictConfig:
         unknown = set(self.sources) - set(SOURCES)
         if unknown:
             raise ValueError(f"sources: {sorted(unknown)} is unknown; there are {', '.join(SOURCES)}")
+        if not 0 < self.sample_rate <= 1:
+            raise ValueError(f"sample_rate is {self.sample_rate}; it is a share above 0 and at most 1")
+        for name in ("items_max", "users_max", "asked_rows_max", "samples_max"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
 
 
 class Predictor:

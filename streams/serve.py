@@ -17,7 +17,7 @@ import numpy as np
 from models.ranker import RankerLike
 from schemas.errors import ConfigError
 from schemas.events import EventBatch
-from schemas.inference import Embeddings
+from schemas.inference import HISTORY_MAX, Embeddings
 from schemas.ranking import TIERS, Basis, CheckedRequest, RankedResult, decode_result, encode_result
 from schemas.topics import EMBEDDINGS, EVENTS
 from streams.aggregate import Aggregate
@@ -25,7 +25,7 @@ from streams.answers import Answers
 from streams.cache import Cache
 from streams.clock import PartitionClock
 from streams.counters import ItemCounters
-from streams.history import History
+from streams.history import ROWS_MAX, History
 from streams.items import ItemIndex
 from streams.neighbors import Cut, Generation, Neighbors, NeighborsConfig
 from streams.rank import Columns, fallback, ranked
@@ -55,6 +55,16 @@ class ServeConfig:
     generation_records: int = 2_000
     answers_window_ms: int = 600_000
     answers_bytes_max: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.history_rows_max <= HISTORY_MAX:
+            raise ValueError(
+                f"history_rows_max is {self.history_rows_max}; an fm-request holds 1 to {HISTORY_MAX} rows"
+            )
+        if not 1 <= self.shown_rows_max <= ROWS_MAX:
+            raise ValueError(f"shown_rows_max is {self.shown_rows_max}; a row of impressions holds 1 to {ROWS_MAX}")
+        if self.pane_ms < 1 or self.window_ms < 1 or self.window_ms % self.pane_ms:
+            raise ValueError(f"window_ms is {self.window_ms}, which is not whole panes of pane_ms = {self.pane_ms}")
 
     def hash(self) -> str:
         """16 hex digits that every result names."""

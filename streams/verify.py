@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from schemas.inference import ITEMS_MAX
 from streams.candidates import Mask, rank_in_group
 from streams.sources import F64, I64, Index
 
@@ -52,6 +53,15 @@ class VerifyConfig:
     grace_ms: int = 5 * 60_000
     """In flight for this much longer than the deadline."""
     ledger_rows_max: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.request_pairs_max <= ITEMS_MAX:
+            raise ValueError(
+                f"request_pairs_max is {self.request_pairs_max}; an fm-request holds 1 to {ITEMS_MAX} items"
+            )
+        for name in ("window_ms", "burst_ms", "ledger_rows_max"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
 
 
 class ShadowPrice:

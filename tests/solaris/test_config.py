@@ -129,3 +129,22 @@ def test_every_registered_section_loads_with_its_defaults(tmp_path: Path, monkey
 def test_kafka_settings_that_contradict_each_other(settings: dict[str, str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         KafkaConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("transport.delivery_ms_max=30s", r"\[transport\] want delivery_ms_max < barrier_ms_max"),
+        ("predict.sources=reactive,telepathy", r"\[predict\] sources: \['telepathy'\] is unknown"),
+        ("predict.sample_rate=0", r"\[predict\] sample_rate is 0"),
+        ("predict.items_max=0", r"\[predict\] items_max is 0"),
+        ("verify.request_pairs_max=1001", r"\[verify\] request_pairs_max is 1001; .* 1 to 1000 items"),
+        ("verify.window_ms=0", r"\[verify\] window_ms is 0"),
+        ("serve.history_rows_max=513", r"\[serve\] history_rows_max is 513; .* 1 to 512 rows"),
+        ("serve.shown_rows_max=0", r"\[serve\] shown_rows_max is 0"),
+        ("serve.pane_ms=7min", r"\[serve\] window_ms is 86400000, which is not whole panes of pane_ms = 420000"),
+    ],
+)
+def test_a_section_that_can_not_work_is_refused_before_anything_starts(setting: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load(overrides=[setting])
