@@ -22,6 +22,7 @@ from rocksdict import (
     DBCompressionType,
     Options,
     Rdict,
+    RdictIter,
     ReadOptions,
     WriteBatch,
 )
@@ -90,7 +91,7 @@ class RocksStore:
         try:
             return cast("list[bytes | None]", self._tables[table].get(list(keys)))
         except Exception as error:
-            raise _unusable(self.folder, error) from error
+            raise _unreadable(self.folder, error) from error
 
     def scan(self, table: str, prefixes: Sequence[bytes]) -> list[list[Row]]:
         """For each prefix its rows, in key order."""
@@ -98,13 +99,13 @@ class RocksStore:
         try:
             return [_scan(family, prefix) for prefix in prefixes]
         except Exception as error:
-            raise _unusable(self.folder, error) from error
+            raise _unreadable(self.folder, error) from error
 
     def rows(self, table: str, prefix: bytes = b"", after: bytes = b"") -> Iterator[Row]:
         """Rows with this prefix and a key greater than `after`, as of now; may be read by another thread."""
         bounds = _bounds(prefix)
-        items = _items(self._tables[table], max(prefix, after), bounds)  # the iterator pins its snapshot here
-        rows = _read(items, bounds, after, self.folder)
+        at = _sought(self._tables[table], max(prefix, after), bounds)  # the iterator pins its snapshot here
+        rows = _read(at, bounds, after, self.folder)
         self._open_rows.add(rows)
         return rows
 
@@ -198,23 +199,41 @@ def _bounds(prefix: bytes) -> ReadOptions:
     return bounds
 
 
-def _items(family: Rdict, start: bytes, bounds: ReadOptions) -> Iterator[Row]:
-    return cast("Iterator[Row]", family.items(from_key=start, read_opt=bounds))  # raw mode: bytes alone
+def _sought(family: Rdict, start: bytes, bounds: ReadOptions) -> RdictIter:
+    at = family.iter(bounds)
+    at.seek(start)
+    return at
+
+
+def _rest(at: RdictIter) -> Iterator[Row]:
+    """From here to the bound. An iterator that meets a block it can't read just ends: `status` raises what it met.
+
+    (`Rdict.items` never asks, so a damaged table looks like an empty one.)
+    """
+    while at.valid():
+        yield cast("Row", (at.key(), at.value()))  # raw mode: bytes alone
+        at.next()
+    at.status()
 
 
 def _scan(family: Rdict, prefix: bytes) -> list[Row]:
     bounds = _bounds(prefix)
-    return list(_items(family, prefix, bounds))
+    return list(_rest(_sought(family, prefix, bounds)))
 
 
-def _read(items: Iterator[Row], bounds: ReadOptions, after: bytes, folder: Path) -> Generator[Row, None, None]:
+def _read(at: RdictIter, bounds: ReadOptions, after: bytes, folder: Path) -> Generator[Row, None, None]:
     try:
-        for key, value in items:
+        for key, value in _rest(at):
             if key != after or not after:
                 yield key, value
     except Exception as error:
-        raise _unusable(folder, error) from error
+        raise _unreadable(folder, error) from error
     del bounds  # held until here
+
+
+def _unreadable(folder: Path, error: Exception) -> FatalError:
+    """Of an open database: no record is to blame, and none may be dead-lettered for it."""
+    return FatalError(f"{_unusable(folder, error)}. Nothing of the batch was committed")
 
 
 def _unusable(folder: Path, error: Exception) -> SolarisError:
@@ -225,5 +244,5 @@ def _unusable(folder: Path, error: Exception) -> SolarisError:
         return StateError(f"The database in {folder} is open elsewhere ({text}); stop that process")
     return StateError(
         f"The state in {folder} can't be read ({text}); move the directory away and start again: "
-        "its partition is then restored from a checkpoint or from the log"
+        "its partition is then folded anew from the log"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import StateError, UsageError
+from schemas.errors import FatalError, StateError, UsageError
 from streams.state.manifest import SCHEMA, FolderLock, StateManifest, TopicState, read_manifest, set_aside
 from streams.state.rocks import RocksStore, StateConfig, open_store
 from tests.streams.state.writer import MANIFEST, ROWS, commit_batch
@@ -159,6 +159,24 @@ def test_a_damaged_database_is_named(tmp_path: Path, file: str) -> None:
         open_store(tmp_path / "0", MANIFEST)
     set_aside(tmp_path / "0", "damaged")  # the lock was given back with the error
     open_store(tmp_path / "0", MANIFEST).close()
+
+
+def test_an_open_database_that_can_not_be_read_is_fatal_so_that_no_record_is_blamed(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "0", MANIFEST)
+    commit_batch(store, 0)
+    keys = [key for key, _ in store.rows("pairs")]
+    store.close()  # writes the rows into tables
+    store = open_store(tmp_path / "0", MANIFEST)
+    tables = list((tmp_path / "0" / "db").glob("*.sst"))
+    assert tables
+    for path in tables:
+        path.write_bytes(b"\xff" * path.stat().st_size)
+    for read in (store.get, store.scan):
+        with pytest.raises(FatalError, match=f"The state in {tmp_path / '0'} can't be read"):
+            read("pairs", keys)
+    with pytest.raises(FatalError, match="can't be read"):
+        list(store.rows("pairs"))
+    store.close()
 
 
 def test_a_database_open_elsewhere_is_named(tmp_path: Path) -> None:
