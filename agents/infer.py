@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import FrameType
 from typing import Any
 
@@ -66,6 +66,7 @@ class InferWorker:
         self._dispatcher = Dispatcher(config)
         self._counts: Counter[str] = Counter()
         self._answered: list[Offered] = []
+        self._finished: dict[int, int] = {}  # partition → next offset, of what no commit has covered yet
         self._failed: KafkaError | None = None
         self._assigned = False
         self._stop = threading.Event()
@@ -137,13 +138,18 @@ class InferWorker:
     def _on_revoke(self, _consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
         """Finish what was handed out, commit it, and leave the rest to the next owner."""
         self._commit()
-        self._dispatcher.revoke([at.partition for at in partitions])
+        self._forget([at.partition for at in partitions])
 
     def _on_lost(self, _consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
         """They are another's already: nothing may be committed for them."""
         gone = {at.partition for at in partitions}
         self._answered = [offered for offered in self._answered if offered.partition not in gone]
-        self._dispatcher.revoke(gone)
+        self._forget(gone)
+
+    def _forget(self, partitions: Collection[int]) -> None:
+        self._dispatcher.revoke(partitions)
+        for partition in partitions:
+            self._finished.pop(partition, None)
 
     def _wait_s(self) -> float:
         wait = self._dispatcher.wait_ms(_wall_ms())
@@ -206,13 +212,16 @@ class InferWorker:
             )
         self._dispatcher.done(answered)
         topic = self._kafka.topic(FM_REQUESTS)
-        offsets = [TopicPartition(topic, partition, at) for partition, at in self._dispatcher.finished().items()]
-        if not offsets:
+        self._finished |= self._dispatcher.finished()
+        if not self._finished:
             return
+        offsets = [TopicPartition(topic, partition, at) for partition, at in self._finished.items()]
         try:
             self._consumer.commit(offsets=offsets, asynchronous=False)
-        except KafkaException as error:
-            log.warning("a commit was refused (%s); what it covered is computed again", error.args[0].str())
+        except KafkaException as error:  # tried again with the next: else a quiet topic would seem to lag for ever
+            log.warning("a commit was refused (%s); of partitions that went it is computed again", error.args[0].str())
+            return
+        self._finished.clear()
 
     def _refuse(self, message: Message, error: BadRecord) -> None:
         self._counts[f"refused_{error.reason}"] += 1

@@ -1,13 +1,15 @@
 """What a predecessor answered: results read back from the topic, so that a repeated request gets the same bytes again.
 
 In: the offset that the group's commit holds (where answers after that commit could begin). Out: those answers at
-once, and as a future the ones before it, as far back as answers stand. Never joins a group.
+once, and as a future the newest of those before it, as far back as answers stand. Never joins a group.
 """
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,6 +20,8 @@ from schemas.errors import FatalError
 
 TIMEOUT_S = 10.0
 ROWS = 1_000
+OLDER_BYTES_MAX = 256 << 20
+"""Of the older answers at most so many bytes are held until they are taken over; the oldest give way."""
 
 _readers = ThreadPoolExecutor(2, thread_name_prefix="readback")
 
@@ -50,17 +54,20 @@ def read_back(kafka: KafkaConfig, topic: str, partition: int, mark: int | None, 
 def _older(kafka: KafkaConfig, topic: str, partition: int, first: int, end: int) -> list[bytes]:
     consumer = _consumer(kafka)
     try:
-        return _values(consumer, topic, partition, first, end)
+        return _values(consumer, topic, partition, first, end, OLDER_BYTES_MAX)
     finally:
         consumer.close()
 
 
-def _values(consumer: Consumer, topic: str, partition: int, first: int, end: int) -> list[bytes]:
-    """Values of the records [first, end)."""
+def _values(
+    consumer: Consumer, topic: str, partition: int, first: int, end: int, bytes_max: float = math.inf
+) -> list[bytes]:
+    """Values of the records [first, end), of more than `bytes_max` the newest."""
     if first >= end:
         return []
     consumer.assign([TopicPartition(topic, partition, first)])
-    values: list[bytes] = []
+    values: deque[bytes] = deque()
+    size = 0
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         for message in consumer.consume(ROWS, 0.1):
@@ -70,9 +77,12 @@ def _values(consumer: Consumer, topic: str, partition: int, first: int, end: int
             value = message.value() if error is None else None
             if value is not None and (message.offset() or 0) < end:
                 values.append(value)
+                size += len(value)
+            while size > bytes_max:
+                size -= len(values.popleft())
             deadline = time.monotonic() + TIMEOUT_S
         if consumer.position([TopicPartition(topic, partition)])[0].offset >= end:
-            return values
+            return list(values)
         if time.monotonic() > deadline:
             raise FatalError(
                 f"reading back {topic}-{partition} came to no end within {TIMEOUT_S:g} s; check the broker"

@@ -78,19 +78,25 @@ def rank(
 ) -> Answer:
     """Ask for one ranking and wait for its result.
 
-    Raises `SolarisError` when none comes within `timeout_s`.
+    Raises `SolarisError` when none comes within `timeout_s` seconds, `FatalError` when the broker does not take the request.
     """
     request = RankingRequest(uuid.uuid4().hex, user, list(candidates), ts, deadline_ms)
     reader = ResultReader(kafka)
     try:
         producer = Producer(librdkafka_settings(kafka, producer=True) | {"linger.ms": 0})
+        failed: list[KafkaError] = []
         started = time.monotonic()
         try:
-            producer.produce(kafka.topic(RANKING_REQUESTS), encode_request(request), user.encode())
+            producer.produce(
+                kafka.topic(RANKING_REQUESTS), encode_request(request), user.encode(),
+                on_delivery=lambda error, _message: failed.append(error) if error is not None else None,
+            )  # fmt: skip
         except KafkaException as error:
             raise FatalError(f"the request can't be sent: {error}") from error
         if producer.flush(timeout_s):
             raise FatalError(f"the request was not acknowledged within {timeout_s:g} s; is the broker up?")
+        if failed:
+            raise FatalError(f"the request was not taken: {failed[0].str()}")
         while (left := started + timeout_s - time.monotonic()) > 0:
             for result, _message in reader.poll(min(left, 0.05), rows_max=100):
                 if result.request_id == request.request_id and result.user_id == user:

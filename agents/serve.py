@@ -19,10 +19,10 @@ from agents.shell import Records, WorkerContext, handler_error, letter, origin
 from agents.transport.batch import RecordBatch
 from agents.transport.partition import InputTopic, PartitionStart
 from models.bundle import Bundle
-from schemas.errors import ConfigError
+from schemas.errors import BadRecord, ConfigError
 from schemas.events import EventBatch, decode_events
 from schemas.inference import decode_embeddings
-from schemas.ranking import CheckedRequest, decode_request
+from schemas.ranking import CheckedRequest, decode_request, decode_result
 from schemas.topics import EMBEDDINGS, EVENTS, RANKED_RESULTS, RANKING_REQUESTS
 from streams.neighbors import Cut, Generation
 from streams.serve import Serve, ServeConfig
@@ -187,15 +187,28 @@ class ServeProcessor:
         committed = start.committed[requests]
         mark = int(committed.mark) if committed is not None and committed.mark.isdigit() else None
         found, end = read_back(self._kafka, self._results, self._partition, mark, self.core.config.answers_window_ms)
-        self.core.remember(found.recent)
-        self.core.expect(found.recent, start.end[requests])
+        recent = _results(found.recent)
+        self.core.remember(recent)
+        self.core.expect(recent, start.end[requests])
         if committed is not None and found.recent:
             self._next_request, self._again_below = committed.offset, start.end[requests]
             self._results_before = mark or 0
         self._reading = found.older
         if found.older is not None:
-            found.older.add_done_callback(lambda done: self._older.put(done.result()))
+            found.older.add_done_callback(lambda done: self._older.put(_results(done.result())))
         return end
+
+
+def _results(values: list[bytes]) -> list[bytes]:
+    """Those that are results; what else somebody wrote to the topic gets its dead letter from speculate."""
+    good = []
+    for value in values:
+        try:
+            decode_result(value)
+        except BadRecord:
+            continue
+        good.append(value)
+    return good
 
 
 def own_events(

@@ -76,7 +76,7 @@ class WorkerContext:
         if self.stats is not None:
             try:
                 self.stats.start(asyncio.get_running_loop())
-            except RuntimeError:
+            except RuntimeError:  # no loop: a processor that is driven by hand has nobody to write for
                 return
 
     def gone(self, partition: int) -> None:

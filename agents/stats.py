@@ -1,4 +1,4 @@
-"""A worker's counts as a JSON file, written anew every second: what the demo shows and what a script can read.
+"""A worker's counts as a JSON file, written anew twice a second: what the demo shows and what a script can read.
 
 In: a function that gives the counts. Out: `{"role", "pid", "ready", "counts"}`, replaced as a whole, so a reader
 never sees half of it.

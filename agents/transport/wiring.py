@@ -122,7 +122,7 @@ class Wiring:
             if count != self.partitions:
                 raise FatalError(
                     f"topic {name} has {count} partitions and had {self.partitions} when this worker started: keys have moved. "
-                    "Copy the topics with `solaris topics repartition`"
+                    "Stop the producers, set another [kafka] topic_prefix, create its topics and play the log into them"
                 )
 
     def release(self, assigned: set[Partition]) -> None:

@@ -24,6 +24,7 @@ from agents.groups import group_id, group_topics, worker_lag
 from agents.kafka import KafkaConfig, ensure_topics, librdkafka_settings
 from agents.lag import Lag
 from schemas.deadletters import DeadLetter
+from schemas.errors import BadRecord
 from schemas.ranking import RankedResult, RankingRequest, decode_result, encode_request
 from schemas.topics import DEAD_LETTERS, RANKED_RESULTS, RANKING_REQUESTS, TopicSpec
 from tests.integration.fleet import Worker, until
@@ -172,10 +173,13 @@ class Installation:
         return [message for messages in got.values() for message in messages]
 
     def answers(self) -> dict[tuple[str, str], list[bytes]]:
-        """(user, request id) → values of its results, in the order of the topic."""
+        """(user, request id) → values of its results, in the order of the topic; without what is no result."""
         found: dict[tuple[str, str], list[bytes]] = defaultdict(list)
         for message in self.read(RANKED_RESULTS):
-            result = decode_result(message.value())
+            try:
+                result = decode_result(message.value())
+            except BadRecord:
+                continue
             found[result.user_id, result.request_id].append(message.value() or b"")
         return found
 

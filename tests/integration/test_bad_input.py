@@ -74,7 +74,7 @@ def test_bad_records_become_dead_letters_and_the_good_ones_between_are_handled(
     assert here.lag() == 0
     assert [worker.stop() for worker in workers] == [0, 0, 0]
     _assert_history(here, good[EVENTS.name])
-    _restarted_speculate_writes_no_letter_again(here, len(letters))
+    _restarted_workers_write_no_letter_again(here, len(letters))
 
 
 def _cases(now: int, space: int) -> Iterator[tuple[TopicSpec, list[Bad], Callable[[int], tuple[bytes, bytes]]]]:
@@ -254,8 +254,9 @@ def _assert_history(here: Installation, events: int) -> None:
     assert sorted(item for items in found for item in items) == sorted(f"e{n}" for n in range(events))
 
 
-def _restarted_speculate_writes_no_letter_again(here: Installation, letters: int) -> None:
-    here.start("speculate")
+def _restarted_workers_write_no_letter_again(here: Installation, letters: int) -> None:
+    """Serve reads back what lies on ranked-results, the bad ones among it."""
+    here.start("speculate", "serve")
     here.settle()
     time.sleep(1.0)  # letters of items come from a timer
     assert len(here.dead_letters()) == letters
