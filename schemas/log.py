@@ -1,4 +1,4 @@
-"""An event log on disk: what `import` and `generate` write, what `train`, `produce` and `replay` read.
+"""An event log on disk: what `import` and `generate` write, what `train` and `produce` read.
 
 A log is a folder: `events.jsonl`, `requests.jsonl`, `items.jsonl` (the last two optional) and `log.json`. Lines are the JSON
 of the topics, sorted by `ts`; a line of requests also carries its outcomes, which are never sent to a topic.

@@ -338,9 +338,4 @@ def _from_offset(batch: EventBatch, offset: int) -> EventBatch:
     """The rows of a batch at or past an offset."""
     if not len(batch) or int(batch.offsets[0]) >= offset:
         return batch
-    kept = np.flatnonzero(batch.offsets >= offset)
-    names = kept.tolist()
-    return EventBatch(
-        batch.partition, batch.offsets[kept], batch.ts[kept], batch.append_ms[kept],
-        [batch.users[at] for at in names], [batch.items[at] for at in names], batch.types[kept],
-    )  # fmt: skip
+    return batch.take(np.flatnonzero(batch.offsets >= offset).tolist())

@@ -21,8 +21,7 @@ TABLES: tuple[str, ...] = (
     "user_counters",  # user → hourly panes
     "pairs",  # user, space, item → one compressed vector
     "user_panes",  # user, space, pane → count and sum of vectors
-    "answers",  # user, request → the stored answer, for repeats
-    "soft",  # what may be lost at the price of some FM work: weights, ledger, price, clock
+    "soft",  # what may be lost at the price of some FM work: weights, ledger, clock
 )
 """Every table there is; a column family each in RocksDB."""
 
