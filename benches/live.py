@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -101,7 +103,11 @@ class Stand:
 
 @contextlib.contextmanager
 def stand(partitions: int, settings: Mapping[str, str] | None = None) -> Iterator[Stand]:
-    """Kafka and topics in a temporary folder. `settings` are environment variables of the workers."""
+    """Kafka and topics in a temporary folder. `settings` are environment variables of the workers.
+
+    SIGTERM ends the bench by an exception, so that broker and workers are stopped then, too.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with (
         tempfile.TemporaryDirectory(prefix="solaris-bench-") as place,
         Broker.start(Path(place) / "broker", port=0) as broker,
