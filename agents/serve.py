@@ -11,7 +11,7 @@ import queue
 import time
 from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from agents.kafka import KafkaConfig
 from agents.readback import read_back
@@ -19,7 +19,7 @@ from agents.shell import Records, WorkerContext, handler_error, letter, origin
 from agents.transport.batch import RecordBatch
 from agents.transport.partition import InputTopic, PartitionStart
 from models.bundle import Bundle
-from schemas.errors import BadRecord, ConfigError
+from schemas.errors import BadRecord, ConfigError, FatalError
 from schemas.events import EventBatch, decode_events
 from schemas.inference import decode_embeddings
 from schemas.ranking import CheckedRequest, decode_request, decode_result
@@ -29,6 +29,8 @@ from streams.serve import Serve, ServeConfig
 from streams.state.store import Store
 
 log = logging.getLogger("solaris.serve")
+
+T = TypeVar("T")
 
 ROLE = "serve"
 TOPICS = (EVENTS, EMBEDDINGS, RANKING_REQUESTS)
@@ -66,7 +68,7 @@ class ServeProcessor:
         self._cut: Cut | None = None
         self._building: Future[Generation] | None = None
         self._reading: Future[list[bytes]] | None = None
-        self._older: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+        self._older: queue.SimpleQueue[Future[list[bytes]]] = queue.SimpleQueue()
         self._results_from = self._results_before = self._again_below = self._next_request = 0
         self._handlers: dict[str, Callable[[RecordBatch], None]] = {
             context.kafka.topic(EVENTS): self._events,
@@ -86,6 +88,11 @@ class ServeProcessor:
             name = self._kafka.topic(spec)
             stamp = self._store.stamp(spec.name)
             wanted[name] = start.begin[name] if stamp is None else stamp
+            if stamp is not None and stamp > start.end[name]:
+                raise FatalError(
+                    f"{name}-{self._partition}: the state has folded offset {stamp - 1}, but the log ends at {start.end[name]}: "
+                    f"it was cut. Move {self._context.state_dir / str(self._partition)} away and start again: it is folded anew"
+                )
             nothing_left = max(wanted[name] or 0, start.begin[name]) >= start.end[name]
             self._due[spec.name] = 0 if nothing_left else start.end[name]
         self._results_from = self._read_results(start)
@@ -174,9 +181,11 @@ class ServeProcessor:
         """Between batches: older answers that were read back, and the next generation of neighbours."""
         self.core.items_applied = self._context.catalogue.offset
         while not self._older.empty():
-            self.core.remember(self._older.get())
+            self.core.remember(
+                _results(_outcome(self._older.get(), "the answers before the last commit can't be read back"))
+            )
         if self._building is not None and self._building.done():
-            self.core.install(self._building.result())
+            self.core.install(_outcome(self._building, "no generation of neighbours can be built"))
             self._building = None
         if self._cut is not None and not self.core.step(self._cut):
             self._building, self._cut = _builders.submit(self._cut.finish), None
@@ -195,8 +204,16 @@ class ServeProcessor:
             self._results_before = mark or 0
         self._reading = found.older
         if found.older is not None:
-            found.older.add_done_callback(lambda done: self._older.put(_results(done.result())))
+            found.older.add_done_callback(self._older.put)
         return end
+
+
+def _outcome(done: Future[T], otherwise: str) -> T:
+    """What a thread beside us made. Its failure is no record's, so it stops the process: FatalError, beginning with `otherwise`."""
+    error = done.exception()
+    if error is not None:
+        raise FatalError(f"{otherwise}: {error}; start again") from error
+    return done.result()
 
 
 def _results(values: list[bytes]) -> list[bytes]:

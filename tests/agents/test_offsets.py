@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import queue
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,8 +14,11 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from agents import readback
 from agents.infer import InferWorker
 from agents.kafka import KafkaConfig
+from agents.serve import ServeProcessor
 from agents.stats import StatsFile
 from agents.transport.wiring import TransportConfig
+from schemas.errors import FatalError
+from schemas.topics import EMBEDDINGS, EVENTS
 from streams.dispatch import InferConfig
 
 NOWHERE = KafkaConfig(bootstrap="127.0.0.1:1")
@@ -103,3 +110,37 @@ class Results:
 def test_of_too_many_answers_the_newest_are_read_back(bytes_max: int, kept: range) -> None:
     values = readback._values(cast(Any, Results()), "t", 0, 0, 10, bytes_max)
     assert [int(value) for value in values] == list(kept)
+
+
+def serving() -> Any:
+    """A serve processor without bundle and state, as far as `_take_up` and `positions` look."""
+    made: Any = ServeProcessor.__new__(ServeProcessor)
+    made.core = SimpleNamespace(items_applied=0, install=None, remember=None)
+    made._context = SimpleNamespace(catalogue=SimpleNamespace(offset=0), state_dir=Path("state"))
+    made._older, made._building, made._cut = queue.SimpleQueue(), None, None
+    return made
+
+
+@pytest.mark.parametrize("what", ["answers", "neighbours"])
+def test_what_fails_in_a_thread_beside_serve_is_blamed_on_no_record(what: str) -> None:
+    failed: Future[Any] = Future()
+    failed.set_exception(MemoryError("no room"))
+    processor = serving()
+    if what == "answers":
+        processor._older.put(failed)
+    else:
+        processor._building = failed
+    with pytest.raises(FatalError, match=f"{what}.*no room"):
+        processor._take_up()
+
+
+def test_state_past_the_end_of_its_log_is_refused_by_name() -> None:
+    processor = serving()
+    processor._kafka, processor._partition, processor._due = NOWHERE, 2, {}
+    processor._store = SimpleNamespace(stamp={EVENTS.name: 10, EMBEDDINGS.name: 6}.get)
+    names = [NOWHERE.topic(spec) for spec in (EVENTS, EMBEDDINGS)]
+    start = SimpleNamespace(begin=dict.fromkeys(names, 0), end=dict(zip(names, (10, 5), strict=True)))
+    with pytest.raises(
+        FatalError, match=r"solaris.embeddings-2: .* offset 5, but the log ends at 5.* Move state/2 away"
+    ):
+        processor.positions(start)
