@@ -87,7 +87,17 @@ class Log:
         return {(tp.topic, tp.partition): tp.offset for tp in self._client.committed(tps, timeout=10) if tp.offset >= 0}
 
     def ends(self) -> dict[tuple[str, int], int]:
-        """The ends of the inputs' logs."""
+        """The ends of the inputs' logs; again while a broker that just came back has no leaders yet."""
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                return self._ends()
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+    def _ends(self) -> dict[tuple[str, int], int]:
         return {
             (topic, partition): self._client.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)[1]
             for topic in self.inputs
