@@ -10,7 +10,7 @@ worth 6 points of transfer ratio). Never sees an id, a clock or a store, and nev
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -176,6 +176,25 @@ class Ranker:
         net = RankerNet(config)
         initialise(net, generator(seed))
         return cls(config, state_of(net))
+
+    def widened(self) -> Ranker:
+        """The same ranker with vector slots that it does not use yet: its scores are this one's whatever the vectors.
+
+        Where a ranker with vectors starts to be trained: it can only win over the one without. New inputs come last and weigh
+        nothing; the head for exact hits starts as the head for the rest.
+        """
+        config = replace(self.config, vectors=True)
+        state = {name: value.copy() for name, value in self.state().items()}
+        for name, value in Ranker.untrained(config, 0).state().items():
+            if value.shape != state[name].shape:
+                state[name] = np.pad(state[name], ((0, 0), (0, value.shape[1] - state[name].shape[1])))
+        half, rest = config.head_hidden, config.hidden
+        for name in ("second.weight", "second.bias"):
+            state[name][half:] = state[name][:half]
+        state["heads"][1] = state["heads"][0]
+        for name in ("pair.weight", "pair.bias", "request.weight"):
+            state[name][rest + 1] = state[name][rest]
+        return Ranker(config, state)
 
     def state(self) -> State:
         """The tensors that a bundle stores."""

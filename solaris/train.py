@@ -5,8 +5,9 @@ could not have written at that time.
 
     [first, warm)    replay without an FM: rows for the FM, for the first ranker, for the catalogue of priors
     at `warm`        train the FM, fit the compressor (which fixes the embedding space), train a first ranker without vectors
-    [warm, until)    replay of the whole path, vectors with the ages that serving would see; each day the FM is refreshed on the day
-                     that has just ended (prequential: vectors are written before their day is learned)
+    [warm, until)    replay of the whole path, vectors with the ages that serving would see. With `refresh_ms`, the FM learns
+                     each such span once it is over (prequential: vectors are written before their span is learned). Off by
+                     default: the shared layer drifts, and a ranker trained on all versions misreads the last (docs/log.md)
     at `until`       train the ranker on the rows of [warm, until), and beside it the base ranker on the same rows without vectors
 """
 
@@ -73,7 +74,7 @@ class TrainConfig:
     device: str = "cpu"
     d: int = 16
     slice_ms: int = 30_000
-    refresh_ms: int = DAY_MS
+    refresh_ms: int = 0
     fm: FmModel = field(default_factory=FmModel)
     serve: ServeConfig = field(default_factory=ServeConfig)
     predict: PredictConfig = field(default_factory=PredictConfig)
@@ -144,8 +145,8 @@ class Trainer:
         fm = _Refreshed(self, foundation, compressor)
         pipeline.embed = fm.embed
         before = replace(pipeline.counts, tiers=dict(pipeline.counts.tiers))
-        self._say("replaying the rest with vectors, the FM refreshed each day")
-        due = self.warm_ts + self._config.refresh_ms
+        self._say("replaying the rest with vectors")
+        due = self.warm_ts + self._config.refresh_ms if self._config.refresh_ms else self._config.until_ts
         while ahead is not None and ahead.first_ts < self._config.until_ts:
             if ahead.first_ts >= due:
                 fm.refresh()
@@ -194,7 +195,7 @@ class Trainer:
     def _first_ranker(self) -> Ranker:
         """A ranker without vectors: what the verifier asks during the replay, and where both later rankers start."""
         features, _vectors, labels = self._collector.columns()
-        shape = self._ranker_config(vectors=False)
+        shape = self._ranker_config()
         ranker, report = train_ranker(features, None, labels[:, 0], shape, self._config.seed)
         self._say(f"the ranker without vectors on the same: {report.validation.bce:.4f}")
         return ranker
@@ -217,9 +218,7 @@ class Trainer:
             )
         self._say(f"training the ranker on {requests - warm:,} requests with their vectors, and all before without")
         late, late_vectors, late_labels = _tail(features, vectors, labels[:, 0], warm)
-        init = Ranker(
-            self._ranker_config(vectors=True), _widened(base, self._ranker_config(vectors=True), self._config.seed)
-        )
+        init = base.widened()
         ranker, _ = train_ranker(
             late, late_vectors, late_labels, init.config, self._config.seed, RankerTraining(), init
         )
@@ -253,8 +252,8 @@ class Trainer:
             evaluate(chances[:, 0], wanted), error,
         )  # fmt: skip
 
-    def _ranker_config(self, *, vectors: bool) -> RankerConfig:
-        return RankerConfig(vectors=vectors, d=self._config.d, content_dims=self._content, item_buckets=self._buckets())
+    def _ranker_config(self) -> RankerConfig:
+        return RankerConfig(vectors=False, d=self._config.d, content_dims=self._content, item_buckets=self._buckets())
 
     def _buckets(self) -> int:
         """A table of about eight rows an item, a power of two."""
@@ -313,17 +312,6 @@ def _tail(features: Features, vectors: Vectors, labels: F32, first: int) -> tupl
         features, vectors, np.arange(first, len(features.user_bucket)), pair_starts(features)
     )
     return taken, had, labels[pairs]
-
-
-def _widened(
-    base: Ranker, config: RankerConfig, seed: int
-) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
-    """The base ranker's weights in a ranker with vector slots; layers of another shape start fresh."""
-    fresh = Ranker.untrained(config, seed).state()
-    old = base.state()
-    return {
-        name: old[name] if name in old and old[name].shape == value.shape else value for name, value in fresh.items()
-    }
 
 
 def _since(counts: PipelineCounts, before: PipelineCounts) -> PipelineCounts:

@@ -134,3 +134,11 @@ def test_taking_requests_keeps_each_pair_with_its_own(data: tuple[Features, Vect
     assert np.array_equal(taken.user_bucket[taken.request], features.user_bucket[features.request[pairs]])
     assert np.array_equal(had.exact, vectors.exact[pairs])
     assert np.array_equal(had.user, vectors.user[chosen])
+
+
+def test_a_widened_ranker_scores_like_the_one_without_vectors(data: tuple[Features, Vectors]) -> None:
+    base = Ranker.untrained(replace(CONFIG, vectors=False), 3)
+    features, vectors = data
+    wide = base.widened()
+    assert wide.config.vectors
+    np.testing.assert_allclose(wide.score(features, vectors), base.score(features), atol=1e-6)
