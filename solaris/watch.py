@@ -65,7 +65,7 @@ class Summary:
         tiers = ", ".join(f"{tier} {share:.1%}" for tier, share in self.coverage.items())
         dropped = ", ".join(f"{reason} {count:,}" for reason, count in sorted(self.fm["dropped"].items())) or "none"
         base, solaris = self.log_loss["base"], self.log_loss["solaris"]
-        change = f" ({(base - solaris) / base:+.2%} better)" if base > 0 else ""
+        change = f" ({abs(base - solaris) / base:.2%} {'better' if solaris < base else 'worse'})" if base > 0 else ""
         return (
             f"{self.events:,} events and {self.requests:,} requests played; {self.results:,} results, {self.missing} missing, "
             f"{self.repeats} repeated.\n"
