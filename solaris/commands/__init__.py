@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from schemas.errors import TopicError
 from solaris.config import Config, load
+
+if TYPE_CHECKING:
+    from agents.kafka import KafkaConfig
+    from schemas.topics import TopicSpec
 
 
 def config(ctx: typer.Context, **flags: Any) -> Config:
@@ -17,6 +22,16 @@ def config(ctx: typer.Context, **flags: Any) -> Config:
     given = ctx.find_root().obj or {}
     named = [f"{name.replace('__', '.', 1)}={value}" for name, value in flags.items() if value is not None]
     return load(given.get("config"), os.environ, [*given.get("overrides", ()), *named])
+
+
+def require_topics(kafka: KafkaConfig, *specs: TopicSpec) -> None:
+    """Raise `TopicError` unless Kafka answers and has these topics: said at once, not after a client's timeouts."""
+    from agents.kafka import TopicAdmin
+
+    there = TopicAdmin(kafka).partitions()
+    missing = [kafka.topic(spec) for spec in specs if kafka.topic(spec) not in there]
+    if missing:
+        raise TopicError(f"Missing: {', '.join(missing)}; create them with `solaris topics create`.")
 
 
 def emit(facts: Mapping[str, Any], sentence: str, *, as_json: bool) -> None:

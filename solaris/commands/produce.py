@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agents.kafka import KafkaConfig
 from schemas.errors import SolarisError
-from solaris.commands import config, emit
+from schemas.topics import EVENTS, ITEMS, RANKING_REQUESTS
+from solaris.commands import config, emit, require_topics
+
+if TYPE_CHECKING:
+    from agents.player import Played
 
 HELP = """Play an event log onto the topics, live.
 
 Sends the catalogue, then events and ranking requests in the order of their `ts`. Outcomes in the log are never sent.
+Says every five seconds how far it is.
 
 Examples:
 
     solaris produce logs/taobao --speed 3600
     solaris produce logs/demo --hold-back --from-ts 1780000000000 --json
 
-Exit codes: 0 every record is acknowledged, 1 some are not (the count is printed), 2 a wrong call or setting.
+Exit codes: 0 every record is acknowledged, 1 some are not (the count is printed), topics are missing or Kafka does not
+answer, 2 a wrong call or setting.
 """
+
+PROGRESS_S = 5.0
 
 app = typer.Typer()
 
@@ -33,7 +43,7 @@ def produce(
     log: Annotated[Path, typer.Argument(help="A log folder, from `solaris import` or `solaris generate`.")],
     speed: Annotated[float, typer.Option(min=0, help="Event time over wall time; 0 = as fast as it goes.")] = 0.0,
     from_ts: Annotated[int, typer.Option(help="First event time, UTC ms.")] = 0,
-    to_ts: Annotated[int, typer.Option(help="End of event time, UTC ms, exclusive.")] = 2**62,
+    to_ts: Annotated[int, typer.Option(help="End of event time, UTC ms, exclusive.", show_default="the end")] = 2**62,
     hold_back: Annotated[bool, typer.Option("--hold-back", help="Wait while the workers lag.")] = False,
     ahead_ms: Annotated[
         int, typer.Option(min=1, help="With --hold-back: event time that the workers finish before more is sent.")
@@ -49,7 +59,9 @@ def produce(
 
     kafka = config(ctx, kafka__bootstrap=bootstrap).get(KafkaConfig)
     source = Log(log)
-    player = Player(kafka, speed=speed, lag=worker_lag(kafka) if hold_back else None, ahead_ms_max=ahead_ms)
+    require_topics(kafka, EVENTS, RANKING_REQUESTS, *([ITEMS] if catalogue else []))
+    lag = worker_lag(kafka) if hold_back else None
+    player = Player(kafka, speed=speed, lag=lag, ahead_ms_max=ahead_ms, on_progress=_Progress())
     if catalogue:
         player.catalogue(source)
     played = player.play(source, from_ts, to_ts)
@@ -61,3 +73,19 @@ def produce(
     )
     if played.undelivered:
         raise SolarisError(f"{played.undelivered} records were not acknowledged: {played.errors}; send the span again")
+
+
+class _Progress:
+    """One line on stderr every `PROGRESS_S` seconds, so that a long play isn't silent; stdout stays for the result."""
+
+    def __init__(self) -> None:
+        self._due = time.monotonic() + PROGRESS_S
+
+    def __call__(self, played: Played) -> None:
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + PROGRESS_S
+            print(
+                f"  {played.events:,} events and {played.requests:,} requests sent, up to ts {played.last_ts}; "
+                f"{played.held_s:.0f} s of waiting for the workers",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip

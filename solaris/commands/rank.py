@@ -9,7 +9,8 @@ import msgspec
 import typer
 
 from agents.kafka import KafkaConfig
-from solaris.commands import config
+from schemas.topics import RANKED_RESULTS, RANKING_REQUESTS
+from solaris.commands import config, require_topics
 
 HELP = """Ask for one ranking and print the result.
 
@@ -18,7 +19,7 @@ Examples:
     solaris rank user42 item1 item2 item3
     solaris rank user42 item1 item2 --ts 1780000000000 --json
 
-Exit codes: 0 a result came, 1 none came in time, 2 a wrong call or setting.
+Exit codes: 0 a result came, 1 none came in time, topics are missing or Kafka does not answer, 2 a wrong call or setting.
 """
 
 app = typer.Typer()
@@ -39,6 +40,7 @@ def rank(
     from agents.results import rank as ask
 
     kafka = config(ctx, kafka__bootstrap=bootstrap).get(KafkaConfig)
+    require_topics(kafka, RANKING_REQUESTS, RANKED_RESULTS)
     answer = ask(kafka, user, items, ts=ts, deadline_ms=deadline_ms, timeout_s=timeout_s)
     if as_json:
         print(json.dumps(msgspec.to_builtins(answer.result)), flush=True)

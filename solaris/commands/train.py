@@ -31,7 +31,9 @@ def train(
     ctx: typer.Context,
     log: Annotated[Path, typer.Argument(help="A log folder with requests, from `solaris import` or `generate`.")],
     out: Annotated[Path, typer.Option(help="Folder of the bundle.")],
-    until_ts: Annotated[int, typer.Option(help="End of training in event time, UTC ms, exclusive.")] = 2**62,
+    until_ts: Annotated[
+        int, typer.Option(help="End of training in event time, UTC ms, exclusive.", show_default="the end")
+    ] = 2**62,
     ttl: Annotated[str | None, typer.Option(help="How long a vector counts, such as 4h.")] = None,
     warm_share: Annotated[float, typer.Option(help="Share of the requests that come before the first vector.")] = 0.5,
     seed: Annotated[int, typer.Option(help="The same seed gives the same bundle.")] = 1,
@@ -46,7 +48,7 @@ def train(
     import torch
 
     from models.bundle import Bundle
-    from schemas.errors import BundleError
+    from schemas.errors import UsageError
     from schemas.log import Log
     from solaris.train import TrainConfig, Trainer
     from streams.predict import PredictConfig
@@ -55,7 +57,7 @@ def train(
 
     torch.set_num_threads(1)
     if out.exists() and not force:
-        raise BundleError(f"{out} exists; name a new folder, or add --force")
+        raise UsageError(f"{out} exists; name a new folder, or add --force")
     loaded = settings(ctx, serve__ttl_ms=ttl)
     config = TrainConfig(
         until_ts=until_ts,

@@ -81,6 +81,8 @@ def _run(
     from agents.kafka import KafkaConfig
     from agents.transport.wiring import TransportConfig
     from agents.worker import WorkerConfig, run
+    from models.bundle import MANIFEST
+    from schemas.errors import UsageError
     from streams.dispatch import InferConfig
     from streams.predict import PredictConfig
     from streams.serve import ServeConfig
@@ -88,6 +90,10 @@ def _run(
     from streams.state.rocks import StateConfig
     from streams.verify import VerifyConfig
 
+    if not (bundle / MANIFEST).is_file():
+        raise UsageError(
+            f"{bundle} is no bundle (it has no {MANIFEST}); make one with `solaris train LOG --out {bundle}`"
+        )
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(1)  # one worker, one core: scale by processes
     loaded = settings(ctx, kafka__bootstrap=bootstrap)
