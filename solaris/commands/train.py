@@ -78,7 +78,16 @@ def train(
         {"bundle": str(out), "hash": stored.hash, "space": bundle.name, "metrics": report.metrics()},
         f"{out}: embedding space {bundle.name}. Held-out log loss: ranker alone {report.base.bce:.4f}, with embeddings "
         f"{report.solaris.bce:.4f}, FM itself {report.fm.bce:.4f}"
-        + (f"; {gain / gap:.0%} of the FM's gain is carried over" if gap > 0 else "; the FM has no gain to carry over")
+        + _carried(gain, gap)
         + f" at an exact coverage of {report.coverage['exact']:.0%}.",
         as_json=as_json,
     )
+
+
+def _carried(gain: float, gap: float) -> str:
+    """How much of the FM's gain reached the ranker, as words."""
+    if gap <= 0:
+        return "; the FM has no gain to carry over"
+    if gain <= 0:
+        return "; none of the FM's gain is carried over yet: train on more days or users"
+    return f"; {gain / gap:.0%} of the FM's gain is carried over"

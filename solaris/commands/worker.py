@@ -95,6 +95,13 @@ def _run(
             f"{bundle} is no bundle (it has no {MANIFEST}); make one with `solaris train LOG --out {bundle}`"
         )
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for framework in (
+        "faust",
+        "mode",
+        "aiokafka",
+        "agents",
+    ):  # a line for every part that starts and stops; ours are `solaris.*`
+        logging.getLogger(framework).setLevel(logging.WARNING)
     torch.set_num_threads(1)  # one worker, one core: scale by processes
     loaded = settings(ctx, kafka__bootstrap=bootstrap)
     serving: Any = loaded.get(ServeConfig)
