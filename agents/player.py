@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from agents.kafka import KafkaConfig, librdkafka_settings
 from agents.lag import Lag
+from agents.results import ResultReader
 from schemas.errors import FatalError
 from schemas.events import Event, encode_event, encode_item
 from schemas.log import Log, LoggedRequest, merge
@@ -56,6 +57,9 @@ class Player:
         each `ahead_ms_max` of event time before the next begins."""
         self._kafka, self._speed, self._lag, self._ahead_ms_max = kafka, speed, lag, ahead_ms_max
         self._on_request, self._on_progress = on_request, on_progress
+        # Held back, a playback keeps cause and effect: what a user did after a request is sent only after its result came.
+        self._reader = ResultReader(kafka) if lag is not None else None
+        self._open: dict[str, set[str]] = {}
         self._producer = Producer(librdkafka_settings(kafka, producer=True) | {"linger.ms": 2, "acks": "all"})
         self.played = Played()
 
@@ -110,7 +114,11 @@ class Player:
                 self._on_request(record)
             self._send(RANKING_REQUESTS, str(record.user_id), encode_request(request))
             self.played.requests += 1
+            if self._reader is not None:
+                self._open.setdefault(str(record.user_id), set()).add(str(record.request_id))
         else:
+            if str(record.user_id) in self._open:
+                self._await(str(record.user_id))
             self._send(EVENTS, str(record.user_id), encode_event(record))
             self.played.events += 1
 
@@ -131,6 +139,26 @@ class Player:
     def _sleep_until(self, due: float) -> None:
         while (left := due - time.monotonic()) > 0:
             self._producer.poll(min(left, 0.05))
+
+    def _await(self, user: str) -> None:
+        """Wait until every request of this user has its result."""
+        assert self._reader is not None, "only a playback that is held back knows of open requests"
+        deadline = time.monotonic() + STALL_S_MAX
+        began = time.monotonic()
+        while user in self._open:
+            for result, _message in self._reader.poll(LAG_POLL_S):
+                waiting = self._open.get(result.user_id)
+                if waiting is not None:
+                    waiting.discard(result.request_id)
+                    if not waiting:
+                        del self._open[result.user_id]
+            self._producer.poll(0)
+            if time.monotonic() > deadline:
+                raise FatalError(
+                    f"user {user} has had no result for {sorted(self._open[user])} for {STALL_S_MAX:g} s; look at the serve "
+                    "worker's log and the dead letters"
+                )
+        self.played.held_s += time.monotonic() - began
 
     def _hold(self) -> None:
         """Wait until the broker has everything and the workers have finished it."""
