@@ -13,6 +13,7 @@ import pytest
 from agents.player import Player
 from schemas.log import Log
 from schemas.ranking import TIERS, decode_result
+from schemas.topics import EVENTS
 from tests.integration.fleet import until
 from tests.integration.installation import ROLES, Installation, strict_json
 
@@ -51,6 +52,16 @@ def test_a_log_goes_through_the_whole_path(install: Callable[..., Installation],
     assert set(tiers) <= set(TIERS)
     assert tiers["exact"] > 0
     assert tiers["user"] > 0
+
+    # cause and effect: no result rests on an event that followed its request
+    first_outcome: dict[str, int] = {}
+    for message in here.read(EVENTS):
+        request_id = json.loads(message.value() or b"{}").get("request_id")
+        if request_id is not None:
+            first_outcome.setdefault(request_id, message.offset() or 0)
+    rests_on = {request_id: decode_result(value).basis.events for (_, request_id), (value,) in answers.items()}
+    assert len(first_outcome) > 50
+    assert [name for name, offset in first_outcome.items() if rests_on[name] > offset] == []
 
     assert max(decode_result(value).basis.items for (value,) in answers.values()) == log.manifest.items
     assert here.dead_letters() == []
