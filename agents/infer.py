@@ -22,6 +22,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from agents.catalogue import Catalogue
 from agents.groups import group_id
 from agents.kafka import KafkaConfig, librdkafka_settings
+from agents.results import arrived
 from agents.stats import StatsFile
 from agents.transport.wiring import TransportConfig
 from schemas.deadletters import dead_letter
@@ -112,7 +113,7 @@ class InferWorker:
         committed = written = time.monotonic()
         try:
             while not self._stop.is_set():
-                self._take(self._consumer.consume(ROWS, self._wait_s()))
+                self._take(arrived(self._consumer, ROWS, self._wait_s()))
                 self._work(drain=False)
                 now = time.monotonic()
                 if now - committed >= COMMIT_S:

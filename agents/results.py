@@ -43,7 +43,7 @@ class ResultReader:
 
     def poll(self, timeout_s: float, rows_max: int = 1_000) -> Iterator[tuple[RankedResult, Message]]:
         """The results that came within `timeout_s` seconds."""
-        for message in self._consumer.consume(rows_max, timeout_s):
+        for message in arrived(self._consumer, rows_max, timeout_s):
             error: KafkaError | None = message.error()
             if error is not None:
                 if error.retriable():
@@ -107,3 +107,9 @@ def rank(
         f"no result for request {request.request_id} within {timeout_s:g} s; is a serve worker running (`solaris worker serve`)? "
         f"A refused request is on {kafka.topic_prefix}dead-letters"
     )
+
+
+def arrived(consumer: Consumer, rows_max: int, timeout_s: float) -> list[Message]:
+    """The first message within `timeout_s`, and what has come with it. (`Consumer.consume` would wait for `rows_max` of them.)"""
+    first = consumer.poll(timeout_s)
+    return [] if first is None else [first, *consumer.consume(rows_max, 0)]
