@@ -18,7 +18,7 @@ from typing import Any
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.integration.preload"])
 
-READY_S_MAX = 60.0
+READY_S_MAX = 90.0
 STOP_S_MAX = 40.0
 
 
