@@ -179,7 +179,7 @@ def _convert(key: str, value: Any, wanted: Any, complaint: str) -> Any:
 def _path(kind: type, value: Any) -> Any:
     if issubclass(kind, Path) and isinstance(value, str):
         return Path(value).expanduser()
-    raise NotImplementedError(kind)
+    raise NotImplementedError(kind)  # msgspec's word for "not mine": it makes its own error of it
 
 
 def _read_secret(path: Path, where: str) -> str:
