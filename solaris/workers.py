@@ -32,13 +32,20 @@ class Workers:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Workers:
-        for role in self._roles:
-            self.start(role)
+        try:
+            for role in self._roles:
+                self.start(role)
+        except BaseException:  # an interruption, too: `with` calls no `__exit__` for it here
+            self._stop_all()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stop_all()
+
+    def _stop_all(self) -> None:
         for role in list(self._processes):
             self.stop(role)
 

@@ -19,7 +19,15 @@ from typing import Any, TypeVar, cast
 import aiokafka
 import numpy as np
 from aiokafka.consumer.fetcher import FetchResult
-from aiokafka.errors import CommitFailedError, ConsumerStoppedError, IllegalStateError, NoOffsetForPartitionError
+from aiokafka.errors import (
+    ConsumerStoppedError,
+    IllegalGenerationError,
+    IllegalStateError,
+    KafkaError,
+    NoOffsetForPartitionError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, credentials_to_aiokafka_auth, server_list
 
@@ -30,7 +38,7 @@ from .ledger import Commit, Partition
 _T = TypeVar("_T")
 _PREFETCH_BACKOFF_S = 0.005
 _UNSOUGHT_S = 0.01
-_NO_GENERATION = -1
+_COMMIT_BACKOFF_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,7 @@ class BatchConsumerThread(AIOKafkaConsumerThread):
 
     session: int = 0  # of the assignment that was sought last; polls of another one find nothing
     _sought: Any = None  # aiokafka's assignment object of that session
+    _generation: int = -1  # of the group when it was sought
     _waiter: asyncio.Future[None] | None = None
 
     async def run(self, coroutine: Any, timeout_s: float | None = None) -> Any:
@@ -165,24 +174,46 @@ class BatchConsumerThread(AIOKafkaConsumerThread):
             raise IllegalStateError("the assignment changed before it was sought")
         for partition, position in positions.items():
             consumer.seek(TopicPartition(*partition), position)
-        self._sought, self.session = assignment, session
+        self._sought, self._generation, self.session = assignment, consumer._coordinator.generation, session
 
     async def in_thread_reseek(self, partition: Partition, position: int) -> None:
         """Read one partition of the same session again from `position`."""
         self._ensure_consumer().seek(TopicPartition(*partition), position)
 
     async def in_thread_commit(self, commits: Mapping[Partition, Commit]) -> bool:
-        """Commit; False if the group refused because it has rebalanced. KafkaError for anything else that lasts."""
-        consumer = self._ensure_consumer()
-        if consumer._coordinator.generation == _NO_GENERATION:
-            return False  # not a member: the broker would take it from an empty group and rewind a successor's commit
-        try:
-            await consumer.commit(
-                {TopicPartition(*partition): OffsetAndMetadata(*commit) for partition, commit in commits.items()}
-            )
-        except (CommitFailedError, IllegalStateError):
-            return False
-        return True
+        """Commit; False if the group has rebalanced since the seek, or refuses. KafkaError for anything else that lasts.
+
+        Offsets are of the assignment that was sought, so they go to the group as the member of that generation or not at
+        all. aiokafka's own `commit` sends whatever generation it holds when the request goes out, also in its retries: after
+        a rebalance, that would rewind what a successor committed meanwhile; without a generation, the broker would take it
+        from an empty group.
+        """
+        coordinator: Any = self._ensure_consumer()._coordinator
+        offsets = {TopicPartition(*partition): OffsetAndMetadata(*commit) for partition, commit in commits.items()}
+        while True:
+            await coordinator.ensure_coordinator_known()
+            async with coordinator._commit_lock:
+                if not self._is_member(coordinator):
+                    return False
+                try:
+                    await coordinator._do_commit_offsets(self._sought, offsets)
+                    return True
+                except (UnknownMemberIdError, IllegalGenerationError, RebalanceInProgressError):
+                    return False
+                except KafkaError as error:
+                    if not error.retriable:
+                        raise
+            await asyncio.sleep(_COMMIT_BACKOFF_S)
+
+    def _is_member(self, coordinator: Any) -> bool:
+        """Whether the group still knows this consumer as it was at the seek: no await may come before the request is made."""
+        subscription = coordinator._subscription.subscription
+        return (
+            self._sought is not None
+            and subscription is not None
+            and subscription.assignment is self._sought
+            and coordinator.generation == self._generation
+        )
 
     def partition_count(self, topic: str) -> int:
         """How many partitions the topic has, as the client last heard."""

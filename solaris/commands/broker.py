@@ -54,6 +54,7 @@ def start(
     security = _security(username, password_file, tls_keystore, tls_client_ca)
     options = BrokerOptions(host=host, heap_mb_max=heap_mb, security=security)
     broker = Broker.start(data_dir, port=port, options=options)
+    interrupted = None if detach else _interrupted()  # before the line that says it runs: whoever reads it may interrupt
     facts = {"bootstrap": broker.bootstrap, "pid": broker.pid, "log": str(broker.log_path), "running": True}
     hint = f"stop it with `solaris broker stop --data-dir {data_dir}`" if detach else "Ctrl-C stops it"
     emit(
@@ -61,10 +62,10 @@ def start(
         f"Kafka answers at {broker.bootstrap} (process {broker.pid}, log {broker.log_path}); {hint}.",
         as_json=as_json,
     )
-    if detach:
+    if interrupted is None:
         broker.detach()
     else:
-        _stay_until_interrupted(broker)
+        _stay_until(interrupted, broker)
 
 
 @app.command()
@@ -102,11 +103,16 @@ def _security(
     return BrokerSecurity(username=username, password=password, keystore_pem=keystore, client_ca_pem=client_ca)
 
 
-def _stay_until_interrupted(broker: Broker) -> None:
+def _interrupted() -> threading.Event:
+    """Set by Ctrl-C and SIGTERM from now on."""
     asked = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: asked.set())
-    while not asked.wait(0.5):
+    return asked
+
+
+def _stay_until(interrupted: threading.Event, broker: Broker) -> None:
+    while not interrupted.wait(0.5):
         if not broker.alive:
             raise BrokerError(f"The broker ended by itself. Its last lines:\n{broker.log_tail()}")
     broker.stop()

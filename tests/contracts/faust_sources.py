@@ -55,7 +55,9 @@ LEANED_ON: tuple[Any, ...] = (
     fetcher.Fetcher._create_fetch_waiter,
     fetcher.Fetcher._get_actions_per_node,  # _prefetch_backoff
     fetcher.Fetcher.seek_to,
-    group_coordinator.GroupCoordinator.commit_offsets,
+    group_coordinator.GroupCoordinator._do_commit_offsets,
+    group_coordinator.GroupCoordinator.ensure_coordinator_known,
+    group_coordinator.CoordinatorGroupRebalance.perform_group_join,
     group_coordinator.GroupCoordinator.check_errors,
     group_coordinator.GroupCoordinator.fetch_committed_offsets,
     group_coordinator.GroupCoordinator.reset_generation,  # generation -1
