@@ -54,7 +54,9 @@ def start(
     security = _security(username, password_file, tls_keystore, tls_client_ca)
     options = BrokerOptions(host=host, heap_mb_max=heap_mb, security=security)
     broker = Broker.start(data_dir, port=port, options=options)
-    interrupted = None if detach else _interrupted()  # before the line that says it runs: whoever reads it may interrupt
+    interrupted = (
+        None if detach else _interrupted()
+    )  # before the line that says it runs: whoever reads it may interrupt
     facts = {"bootstrap": broker.bootstrap, "pid": broker.pid, "log": str(broker.log_path), "running": True}
     hint = f"stop it with `solaris broker stop --data-dir {data_dir}`" if detach else "Ctrl-C stops it"
     emit(
