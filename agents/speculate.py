@@ -48,7 +48,7 @@ class SpeculateProcessor:
         self.core = Speculate(
             start.partition, bundle.ranker, priors, bundle.space, config, self._store, context.items, context.partitions
         )
-        self._answer_from = 0
+        self._answer_from = dict.fromkeys((context.kafka.topic(EVENTS), context.kafka.topic(RANKED_RESULTS)), 0)
         self._handlers: dict[str, Callable[[RecordBatch], None]] = {
             context.kafka.topic(EVENTS): self._events,
             context.kafka.topic(RANKED_RESULTS): self._results,
@@ -57,18 +57,17 @@ class SpeculateProcessor:
         context.placed(start.partition, self)
 
     def positions(self, start: PartitionStart) -> Mapping[str, int | None]:
-        """Events from the smaller of stamp and commit; the rest from the commit. A new store reads all embeddings there are."""
-        events, embeddings = self._kafka.topic(EVENTS), self._kafka.topic(EMBEDDINGS)
-        committed = start.committed[events]
-        if committed is None:
-            self._answer_from = start.end[events]
-        else:
-            self._answer_from = max(committed.offset, int(committed.mark) if committed.mark.isdigit() else 0)
-        stamp = self._store.stamp(EVENTS.name)
-        folded = start.begin[events] if stamp is None else stamp
+        """Events and results from the smaller of stamp and commit, heads from their stamp; without one from the log's start, but
+        results from the commit: their past is no more than soft."""
+        events, results, heads = (self._kafka.topic(spec) for spec in TOPICS)
+        self._answer_from = {name: _answered(start, name) for name in (events, results)}
+        stamps = [self._store.stamp(spec.name) for spec in TOPICS]
+        folded = start.begin[events] if stamps[0] is None else stamps[0]
+        counted = self._answer_from[results] if stamps[1] is None else stamps[1]
         return {
-            events: min(folded, self._answer_from),
-            embeddings: start.begin[embeddings] if stamp is None else None,
+            events: min(folded, self._answer_from[events]),
+            results: min(counted, self._answer_from[results]),
+            heads: start.begin[heads] if stamps[2] is None else stamps[2],
         }
 
     def process(self, batch: RecordBatch) -> None:
@@ -82,11 +81,10 @@ class SpeculateProcessor:
         self.records.counts["poisoned"] += 1
 
     def mark(self, topic: str) -> str:
-        """Beside the offset of events: from where on they are answered. What lies before it is folded alone, also by a successor.
-
-        Nothing for the rest: a repeated FM request costs a duplicate, which `as_of` tells apart.
+        """Beside the offset of events and results: from where on they are answered. What lies before it is folded alone, also by a
+        successor. A repeated FM request costs a duplicate, which `as_of` tells apart.
         """
-        return str(self._answer_from) if topic == self._kafka.topic(EVENTS) else ""
+        return str(self._answer_from[topic]) if topic in self._answer_from else ""
 
     def close(self) -> None:
         """Give the state directory back."""
@@ -111,15 +109,21 @@ class SpeculateProcessor:
         events, refused = decode_events(
             batch.partition, batch.offsets.tolist(), batch.keys, batch.values, batch.append_ts_ms.tolist()
         )
-        answered = {index for index in range(len(batch)) if batch.offsets[index] >= self._answer_from}
+        answer_from = self._answer_from[batch.topic]
+        answered = {index for index in range(len(batch)) if batch.offsets[index] >= answer_from}
         for index, error in refused:
             self.records.refuse(batch, index, EVENTS, error, owner=index in answered)
         mine, origins = own_events(self.records, batch, events, self._store.stamps(), resend=answered)
-        self._send(self.core.events(mine, batch.next_offset, self._answer_from, origins))
+        self._send(self.core.events(mine, batch.next_offset, answer_from, origins))
 
     def _results(self, batch: RecordBatch) -> None:
         good = self.records.decode(batch, RANKED_RESULTS, lambda index: decode_result(batch.values[index]), owner=True)
-        self._send(self.core.results([result for _, result in good], batch.next_offset))
+        stamp = self._store.stamp(RANKED_RESULTS.name) or 0
+        new, answered = (
+            sum(bool(batch.offsets[index] >= first) for index, _ in good)
+            for first in (stamp, self._answer_from[batch.topic])
+        )
+        self._send(self.core.results([result for _, result in good], batch.next_offset, new, answered))
 
     def _heads(self, batch: RecordBatch) -> None:
         good = self.records.decode(batch, EMBEDDINGS, lambda index: decode_embeddings(batch.values[index]), owner=False)
@@ -128,3 +132,11 @@ class SpeculateProcessor:
     def _send(self, requests: Iterable[FmRequest]) -> None:
         for request in requests:
             self._output.send(self._fm_requests, self._partition, request.user.encode(), encode_fm_request(request))
+
+
+def _answered(start: PartitionStart, topic: str) -> int:
+    """From where on the group's work on a topic is to be answered: its commit, or the log's end where there is none yet."""
+    committed = start.committed[topic]
+    if committed is None:
+        return start.end[topic]
+    return max(committed.offset, int(committed.mark) if committed.mark.isdigit() else 0)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from streams.sources import F32, I32, I64, Index
+from streams.state.column_log import Changed, ColumnLog
+from streams.state.store import Store, Transaction
 
 _TAU_MS = 7 * 24 * 3_600_000.0
 _EXPONENT_MAX = 30.0
@@ -25,7 +27,10 @@ class Covisits:
         self.neighbors = np.full((0, neighbors_max), -1, np.int32)
         self.weights = np.zeros((0, neighbors_max), np.float32)
         self.totals = np.zeros(0, np.float32)
-        self._epoch = 0
+        self.epoch = 0
+        self._changed = Changed()
+        each = (neighbors_max,)
+        self._log = ColumnLog("covisits", [("neighbors", "<i4", each), ("weights", "<f4", each), ("totals", "<f4")])
 
     def learn(self, item: Index, other: Index, ts: I64, amount: F32 | float = 1.0) -> None:
         """`other[i]` was touched near `item[i]` at `ts[i]`."""
@@ -38,6 +43,7 @@ class Covisits:
         keys, at = np.unique(keys, return_inverse=True)
         total = np.bincount(at, weight, len(keys)).astype(np.float32)
         left, right = (keys >> 32).astype(np.int32), (keys & 0xFFFFFFFF).astype(np.int32)
+        self._changed.add(left)
         np.add.at(self.totals, left, total)
         first = np.flatnonzero(np.append(True, left[1:] != left[:-1]))
         place = np.arange(len(left)) - np.repeat(first, np.diff(np.append(first, len(left))))
@@ -64,15 +70,33 @@ class Covisits:
         self.neighbors = np.where(gone, -1, moved[np.maximum(neighbors, 0)])
         self.weights = np.where(gone, np.float32(0), self.weights[old])
         self.totals = self.totals[old]
+        self._changed.everything()
+
+    def save(self, txn: Transaction) -> None:
+        """Write the lists that changed."""
+        columns = {"neighbors": self.neighbors, "weights": self.weights, "totals": self.totals}
+        self._log.save(self._changed, 0, len(self.totals), columns, txn)
+
+    def load(self, store: Store, size: int | None, epoch: int) -> bool:
+        """Take `size` saved lists; False where they are of another length."""
+        table = self._log.load(store, size)
+        if table is None:
+            self._changed.everything()
+            return False
+        self.weights, self.totals, self.epoch = table["weights"].copy(), table["totals"].copy(), epoch
+        written = self.totals[:, None] > 0
+        self.neighbors = np.where(written, table["neighbors"], np.int32(-1))
+        return True
 
     def _growth(self, ts: I64) -> F32:
         newest = int(ts.max())
-        if (newest - self._epoch) / _TAU_MS > _EXPONENT_MAX:
-            decay = np.float32(np.exp(-min(80.0, (newest - self._epoch) / _TAU_MS)))
+        if (newest - self.epoch) / _TAU_MS > _EXPONENT_MAX:
+            decay = np.float32(np.exp(-min(80.0, (newest - self.epoch) / _TAU_MS)))
             self.weights *= decay
             self.totals *= decay
-            self._epoch = newest
-        return np.exp(np.maximum((ts - self._epoch) / _TAU_MS, -80.0)).astype(np.float32)
+            self._changed.everything()
+            self.epoch = newest
+        return np.exp(np.maximum((ts - self.epoch) / _TAU_MS, -80.0)).astype(np.float32)
 
     def _enter(self, left: I32, right: I32, weight: F32) -> None:
         """Add one neighbour to each of these (distinct) items."""

@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from streams.state.column_log import Changed, ColumnLog
+from streams.state.store import Store, Transaction
+
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
@@ -39,11 +42,16 @@ def pair_keys(user_hashes: U64, item_hashes: U64) -> U64:
 
 
 class PairTable:
-    """Open addressing over dense columns; `columns[name]` is indexed by the rows that `find` and `rows` return."""
+    """Open addressing over dense columns; `columns[name]` is indexed by the rows that `find` and `rows` return.
 
-    def __init__(self, rows_max: int, columns: Mapping[str, npt.DTypeLike]) -> None:
+    `save` and `load` keep it in the store as `name`. Of a row that `rows` returned the columns count as changed.
+    """
+
+    def __init__(self, name: str, rows_max: int, columns: Mapping[str, str]) -> None:
         assert rows_max > 0, f"rows_max is {rows_max}; a table holds at least one row"
         self.rows_max = rows_max
+        self._changed = Changed()
+        self._log = ColumnLog(name, [("key", "<u8"), ("used", "<i8"), *columns.items()])
         self.size = 0
         self.evicted = 0
         self.keys = np.zeros(0, np.uint64)
@@ -83,8 +91,29 @@ class PairTable:
                 self._sweep(len(new))
             self._append(new[: self.rows_max - self.size])
             found = self.find(keys)
-        self._used[found[found >= 0]] = now
+        kept = found[found >= 0]
+        self._used[kept] = now
+        self._changed.add(kept)
         return found
+
+    def save(self, txn: Transaction) -> None:
+        """Write what changed."""
+        self._log.save(self._changed, 0, self.size, self.columns | {"key": self.keys, "used": self._used}, txn)
+
+    def load(self, store: Store, size: int | None) -> bool:
+        """Take the `size` rows that were saved (None: leave them); False where the table holds fewer, or other columns."""
+        table = self._log.load(store, size)
+        if table is None or size is None or size > self.rows_max:
+            self._changed.everything()
+            return False
+        self.size = 0
+        self._reserve(max(size, min(self.rows_max, _ROWS_MIN)))
+        self.size = size
+        self.keys[:size], self._used[:size] = table["key"], table["used"]
+        for name, column in self.columns.items():
+            column[:size] = table[name]
+        self._rebuild()
+        return True
 
     def _append(self, new: U64) -> None:
         end = self.size + len(new)
@@ -116,6 +145,7 @@ class PairTable:
         self.size = len(kept)
         for values in (self.keys, self._used, *self.columns.values()):
             values[: self.size] = values[kept]
+        self._changed.everything()
         self._rebuild()
 
     def _reserve(self, rows: int) -> None:

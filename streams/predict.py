@@ -108,9 +108,9 @@ class Predictor:
             seed,
         )
         self.users = PairTable(
-            config.users_max, {"predicted": np.int64, "learned": np.int64, "asks": np.float64, "asks_ms": np.int64}
+            "users", config.users_max, {"predicted": "<i8", "learned": "<i8", "asks": "<f8", "asks_ms": "<i8"}
         )
-        self.asked = PairTable(config.asked_rows_max, {"ts": np.int64, "count": np.float64})
+        self.asked = PairTable("demand", config.asked_rows_max, {"ts": "<i8", "count": "<f8"})
 
     def has(self, source: str) -> bool:
         """Whether the source is switched on."""

@@ -52,6 +52,11 @@ class Similar:
         self._extend(np.arange(self.items, len(self._table)))
         return True
 
+    def restore(self, items: int) -> None:
+        """Be at the generation that held so many items: the same vectors, entered in the same order."""
+        if items:
+            self._extend(np.arange(items))
+
     def reset(self) -> None:
         """Forget all vectors: slots were renumbered, or the ranker changed."""
         self._vectors = np.zeros((0, 0), np.float32)
@@ -118,7 +123,8 @@ class Similar:
         if self._index is not None:
             labels, distances = self._index.knn_query(self._vectors[slots], k, num_threads=1)
             return labels.astype(np.int64), (1.0 - distances).astype(np.float32)
-        cosines = self._vectors[slots] @ self._vectors[self._usable].T
+        # not a matrix product: its last bits change with who else is asked for, and a restart asks for others together
+        cosines = np.einsum("ik,jk->ij", self._vectors[slots], self._vectors[self._usable])
         columns = np.argpartition(-cosines, k - 1, axis=1)[:, :k]
         return self._usable[columns], np.take_along_axis(cosines, columns, 1)
 

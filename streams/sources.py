@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 from schemas.keys import hash64
 from streams.items import ItemIndex
+from streams.state.column_log import Changed, ColumnLog, NameLog
+from streams.state.store import Store, Transaction
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -32,6 +34,8 @@ _KEEP_SHARE = 0.75
 _REFRESH_TOUCHES_MIN = 256
 _LISTED_MIN = 0.01
 
+_TIMES, _COUNTS = ("first_ms", "used_ms"), ("demand_day", "demand_4h", "touched_day")
+
 ITEM_FEATURES = ("demand_day", "demand_4h", "touched_day", "demand_share", "item_new", "item_idle")
 """Columns of `ItemTable.features`: log1p of decayed counts, a quarter of the log share of the day's demand, exp(-hours / 24)
 since the item was first seen and exp(-hours / 4) since it was last seen. All bounded: nothing drifts as a partition ages."""
@@ -42,7 +46,7 @@ class Decayed:
 
     def __init__(self, tau_ms: float) -> None:
         self.tau_ms = tau_ms
-        self._epoch = 0
+        self.epoch = 0
         self.raw = np.zeros(0)
 
     def grow(self, rows: int) -> None:
@@ -54,14 +58,14 @@ class Decayed:
         if not len(rows):
             return
         newest = int(ts.max())
-        if (newest - self._epoch) / self.tau_ms > _EXPONENT_MAX:
-            self.raw *= np.exp(-min(700.0, (newest - self._epoch) / self.tau_ms))
-            self._epoch = newest
-        np.add.at(self.raw, rows, amount * np.exp((ts - self._epoch) / self.tau_ms))
+        if (newest - self.epoch) / self.tau_ms > _EXPONENT_MAX:
+            self.raw *= np.exp(-min(700.0, (newest - self.epoch) / self.tau_ms))
+            self.epoch = newest
+        np.add.at(self.raw, rows, amount * np.exp((ts - self.epoch) / self.tau_ms))
 
     def read(self, rows: Index | slice, now: int) -> F64:
         """The counts as of `now`."""
-        decay = np.exp(np.clip((self._epoch - now) / self.tau_ms, -700.0, _EXPONENT_MAX))
+        decay = np.exp(np.clip((self.epoch - now) / self.tau_ms, -700.0, _EXPONENT_MAX))
         counts: F64 = self.raw[rows] * decay
         return counts
 
@@ -96,6 +100,12 @@ class ItemTable:
         self._unseen = np.array(
             [0.0, 0.0, 0.0, 0.0, 1.0, 1.0], np.float32
         )  # features of an item until the next refresh
+        self._changed, self._renumbered = Changed(), False
+        self._name_log = NameLog("item_names")
+        self._log = ColumnLog(
+            "item_columns",
+            [("category", "<i4"), *((name, "<i8") for name in _TIMES), *((name, "<f8") for name in _COUNTS)],
+        )
 
     def __len__(self) -> int:
         return len(self.names)
@@ -171,7 +181,42 @@ class ItemTable:
             values[:keep] = values[kept]
             values[keep:] = 0
         self.refreshes = 0
+        self._changed.everything()
+        self._renumbered = True
         return moved
+
+    @property
+    def epochs(self) -> tuple[int, int, int]:
+        """What the three decayed counts are relative to; kept with the rows."""
+        return self.demand_day.epoch, self.demand_4h.epoch, self.touched_day.epoch
+
+    def save(self, txn: Transaction, saved_epochs: tuple[int, int, int]) -> None:
+        """Write the items that changed; all of them where the counts have another epoch than when they were saved last."""
+        if saved_epochs != self.epochs:
+            self._changed.everything()
+        self._name_log.save(self.names, self._renumbered, txn)
+        self._renumbered = False
+        counts = {name: getattr(self, name).raw for name in _COUNTS}
+        times = {name: getattr(self, name) for name in _TIMES}
+        self._log.save(self._changed, 0, len(self), counts | times | {"category": self.category}, txn)
+
+    def load(self, store: Store, size: int | None, epochs: tuple[int, int, int]) -> bool:
+        """Take `size` saved items; lists and features are made anew at the next refresh. False: nothing that fits."""
+        names, table = self._name_log.load(store), self._log.load(store, size)
+        if table is None or size is None or len(names) != size:
+            self._changed.everything()
+            self._renumbered = True
+            return False
+        if not size:
+            return True
+        self._add(names, 0)
+        for name in (*_TIMES, "category"):
+            getattr(self, name)[:size] = table[name]
+        for name, epoch in zip(_COUNTS, epochs, strict=True):
+            getattr(self, name).raw[:size] = table[name]
+            getattr(self, name).epoch = epoch
+        self._changed.take()
+        return True
 
     def _columns(self) -> list[npt.NDArray[Any]]:
         decayed = (self.demand_day.raw, self.demand_4h.raw, self.touched_day.raw)
@@ -188,6 +233,7 @@ class ItemTable:
         self.category[slots] = self.items.category[self.items.intern(new)]
         self.first_ms[slots] = self.used_ms[slots] = now
         self.features[slots] = self._unseen
+        self._changed.add(np.arange(first, len(self.names)))
 
     def _grow(self, rows: int) -> None:
         def grown(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -203,6 +249,7 @@ class ItemTable:
         np.maximum.at(self.used_ms, slots, ts)
         self._touches += len(slots)
         unique = np.unique(slots)
+        self._changed.add(unique)
         self.category[unique] = self.items.category[self.rows(unique)]
 
     def _refresh(self, now: int) -> None:

@@ -20,6 +20,8 @@ import numpy as np
 from schemas.inference import ITEMS_MAX
 from streams.candidates import Mask, rank_in_group
 from streams.sources import F64, I64, Index
+from streams.state.column_log import Changed, ColumnLog
+from streams.state.store import Store, Transaction
 
 _FLOOR, _CEILING = 1e-9, 1.0
 _BINS = 400
@@ -27,6 +29,7 @@ _EDGES = np.geomspace(_FLOOR, _CEILING, _BINS + 1)
 _FALL = 8.0
 _MARGIN = 0.25
 _UNCERTAINTY_MAX = 0.25
+_SCALE_MIN = 1e-100
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,9 @@ class ShadowPrice:
         self.price = 0.0
         self.earned = self.spent = self.lost = 0.0
         self._recent = 0.0  # budget earned over the window, fading like the histogram
-        self._offered = np.zeros(_BINS)
+        self._offered = np.zeros(_BINS)  # times `_scale`: so fading changes no bin
+        self._scale = 1.0
+        self._changed, self._log = Changed(), ColumnLog("offered", [("offered", "<f8")])
         self._now = 0
         self.credit = self.rest
 
@@ -107,7 +112,10 @@ class ShadowPrice:
         else:
             earned = self._per_ms * elapsed
             self._recent = self._recent * fade + self._per_ms * config.window_ms * (1.0 - fade)
-        self._offered *= fade
+        self._scale *= fade
+        if self._scale < _SCALE_MIN:
+            self._offered, self._scale = self._offered * self._scale, 1.0
+            self._changed.everything()
         self.earned += earned
         full = 2.0 * self.rest
         self.lost += max(0.0, self.credit + earned - full)
@@ -119,7 +127,9 @@ class ShadowPrice:
     def offer(self, values: F64) -> None:
         """Candidates on offer, bought or not."""
         if not self.unlimited:
-            self._offered += np.bincount(_bin(values), minlength=_BINS)
+            bins = _bin(values)
+            self._offered += np.bincount(bins, minlength=_BINS) / self._scale
+            self._changed.add(bins)
 
     def buy(self, values: F64) -> Mask:
         """Which of these to admit: at or above the price, the best first as far as the credit goes; pays for them."""
@@ -136,11 +146,26 @@ class ShadowPrice:
         self.spent += bought
         return admitted
 
+    def save(self, txn: Transaction) -> tuple[float, ...]:
+        """Write what was on offer; returns what `load` wants."""
+        self._log.save(self._changed, 0, _BINS, {"offered": self._offered}, txn)
+        return self.price, self.credit, self._recent, self._scale, float(self._now)
+
+    def load(self, store: Store, numbers: tuple[float, ...] | None) -> None:
+        """Go on from what was saved, if anything was; with another budget the credit is cut to what it may hold."""
+        table = self._log.load(store, None if numbers is None else _BINS)
+        if table is None or numbers is None or self.unlimited:
+            self._changed.everything()
+            return
+        self.price, credit, self._recent, self._scale, now = numbers
+        self._offered, self._now = table["offered"].copy(), int(now)
+        self.credit = min(credit, 2.0 * self.rest)
+
     def _aim(self) -> float:
         """The price at which as much as aimed for was on offer in the window; 0 where less was."""
         rest = self.rest
         target = self._recent * float(np.exp(self.GAIN * (self.credit - rest) / rest))
-        above = np.cumsum(self._offered[::-1])  # from the dearest bin down
+        above = np.cumsum(self._offered[::-1] * self._scale)  # from the dearest bin down
         if not above[-1] > target:
             return 0.0
         at = int(np.searchsorted(above, target, side="right"))

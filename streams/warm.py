@@ -1,29 +1,19 @@
-"""What speculation has learned, as arrays: out to a bundle's priors or the store's soft table, and back in.
+"""What speculation has learned, out to a bundle's priors and back in: what a partition without any past starts from.
 
-In and out: `models.priors.Priors`, and the weights of P(asked) in the store. Never: anything that an answer depends on; without
-it speculation begins anew.
+In and out: `models.priors.Priors`. Never: anything that an answer depends on. What a partition has learned itself lies in its own
+store (`streams.memory`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from models.priors import Priors
-from schemas.keys import prefixed
 from streams.asked import Asked
 from streams.predict import Predictor
-from streams.state.store import Reader, Transaction
 
-_WEIGHTS = prefixed(b"asked")
 _COUNTS = "item_counts"
 _SHARES = np.array([1.0, 4 / 24, 1.0], np.float32)  # of a popularity over 24 h, where the three counts are not known
-
-Arrays = dict[str, npt.NDArray[Any]]
 
 
 def take_priors(priors: Priors, predictor: Predictor, now: int) -> None:
@@ -63,21 +53,3 @@ def make_priors(predictor: Predictor, asked: Asked, now: int, items_max: int) ->
         np.where(index >= 0, shares, np.float32(0)),
         {**asked.export(), _COUNTS: counts[order].astype(np.float32)},
     )
-
-
-def save_asked(asked: Asked, txn: Transaction) -> None:
-    """Keep the weights of P(asked) with the rows of a batch."""
-    arrays = {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in asked.export().items()}
-    txn.put("soft", _WEIGHTS, msgspec.msgpack.encode(arrays))
-
-
-def load_asked(asked: Asked, reader: Reader) -> bool:
-    """Take the weights that were saved last; False where there are none, or of other features."""
-    (value,) = reader.get("soft", [_WEIGHTS])
-    if value is None:
-        return False
-    packed = msgspec.msgpack.decode(value, type=dict[str, tuple[str, tuple[int, ...], bytes]])
-    arrays: Mapping[str, npt.NDArray[Any]] = {
-        name: np.frombuffer(data, dtype).reshape(shape) for name, (dtype, shape, data) in packed.items()
-    }
-    return asked.load(arrays)

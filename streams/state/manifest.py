@@ -21,7 +21,7 @@ import msgspec
 
 from schemas.errors import FatalError, StateError
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of tables and rows. A change that this release can't read raises it, and old directories are folded anew."""
 
 MANIFEST_FILE, DATABASE_FOLDER = "manifest.json", "db"

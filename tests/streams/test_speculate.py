@@ -226,22 +226,6 @@ def test_folds_do_not_show_how_batches_were_cut() -> None:
     assert hashes[0] == hashes[1] == hashes[2]
 
 
-def test_a_restart_keeps_the_ledger_the_clock_and_the_weights() -> None:
-    store, world = MemoryStore(), World(4, visits_per_minute=4)
-    one = speculate(world, store=store, ttl_ms=HOUR)
-    played = play(world, one, 240, 0)
-    again = speculate(world, store=store, ttl_ms=HOUR)
-    assert again.clock.now == one.clock.now
-    assert again.asked.labels > 0
-    assert abs(again.asked.labels - one.asked.labels) < 4_000
-    keys = one.ledger._pairs.keys[: len(one.ledger)]
-    for mine, theirs in zip(
-        one.ledger.states(keys, one.clock.now), again.ledger.states(keys, one.clock.now), strict=True
-    ):
-        assert (mine == theirs).all()
-        assert mine.any() or played.fm_pairs == 0
-
-
 def test_nothing_in_nothing_out() -> None:
     one = speculate()
     empty = EventBatch(0, *(np.zeros(0, np.int64),) * 3, [], [], np.zeros(0, np.uint8))
