@@ -152,7 +152,9 @@ def letter(kafka: KafkaConfig, output: PartitionOutput, batch: RecordBatch, inde
 
 
 def handler_error(error: Exception) -> BadRecord:
-    """The reason for a record whose processing failed each time."""
+    """The reason for a record whose processing failed each time: its own, where the operator found the fault in it."""
+    if isinstance(error, BadRecord):
+        return error
     return BadRecord("handler", f"{type(error).__name__}: {error}")
 
 

@@ -32,7 +32,7 @@ REASONS: dict[str, str] = {
     "magic": "an inner record of another kind",
     "version": "an inner record of a version that this release can't read",
     "length": "an inner record whose length is not what its header says",
-    "vector": "an embedding that is not finite or all zero",
+    "vector": "an embedding that is not finite, all zero, or of another size than its space has",
     "handler": "processing this record failed again and again",
 }
 """Reason codes, and what each means. Counters are keyed by them."""

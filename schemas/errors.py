@@ -10,6 +10,15 @@
     ├── BrokerError              the embedded broker did not start, answer or stop
     └── FatalError               the fault is the world's, not the record's (disk full, broker gone): stop, commit nothing
 
+Whose fault it is decides what becomes of a record, so an error's class says it:
+
+    the record's    BadRecord, and whatever our code raises that is not in the next line (ValueError, KeyError, …): it happens
+                    again with this record and with no other. Retried, then dead-lettered; the partition goes on.
+    ours            FatalError, StateError (our own store is damaged, foreign or full) and MemoryError: the next record would fail
+                    in the same way. The process stops with the sentence, commits nothing, and is started again.
+
+So code that reads a record never raises StateError for what stands in it, and code that reads our own rows never BadRecord.
+
 A message says what happened, where (file, topic, partition, offset, key) and what to do about it.
 """
 

@@ -67,7 +67,7 @@ class PartitionProcessor(Protocol):
 
     Its calls never overlap. `process` folds, answers and returns; if it raises, it must have changed nothing (one
     write batch at its end): the batch is then halved until the record that raises is alone, tried again, and handed to
-    `on_poison`. A FatalError (disk full, state broken) stops the whole process and nothing more is committed.
+    `on_poison`. A FatalError or StateError (disk full, state broken) stops the whole process and nothing more is committed.
     """
 
     def positions(self, start: PartitionStart) -> Mapping[str, int | None]:

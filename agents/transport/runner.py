@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
-from schemas.errors import FatalError
+from schemas.errors import FatalError, StateError
 
 from .batch import RecordBatch
 from .ledger import Ledger, Ticket
@@ -166,8 +166,8 @@ class Runner:
             pending = seat.processor.process(batch)
             if pending is not None:
                 await pending
-        except FatalError:
-            raise
+        except (FatalError, StateError, MemoryError):
+            raise  # ours, not the record's (see schemas.errors): the process stops
         except Exception as error:  # noqa: BLE001 - the processor is the shell's; the error goes to a dead letter
             seat.output.discard()
             return error

@@ -10,12 +10,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from agents.shell import handler_error
 from agents.transport.batch import RecordBatch
 from agents.transport.ledger import Ledger
 from agents.transport.output import HeldOutput, Output
 from agents.transport.partition import PartitionStart
 from agents.transport.runner import Runner, Seat
-from schemas.errors import FatalError
+from schemas.errors import BadRecord, ConfigError, FatalError, StateError
 
 
 class FakeOutput:
@@ -139,19 +140,45 @@ async def test_a_fault_that_passes_costs_no_record() -> None:
     assert bench.runner.poisoned == 0
 
 
-async def test_a_fatal_error_stops_and_nothing_of_the_batch_is_sent_or_done() -> None:
+@pytest.mark.parametrize("fault", [FatalError, StateError, MemoryError])
+async def test_a_fault_of_ours_stops_and_nothing_of_the_batch_is_sent_or_done(fault: type[Exception]) -> None:
     bench = Bench()
 
     def process(batch: RecordBatch) -> None:
         bench.shells[0].output.send("out", 0, None, batch.values[0])
-        raise FatalError("the disk is full")
+        raise fault("the disk is full")
 
     bench.shells[0].process = process  # type: ignore[method-assign]
     bench.submit(batch_of([b"0", b"1"]))
     await bench.finish(1)
     assert [str(error) for error in bench.fatal] == ["the disk is full"]
     assert bench.output.sent == []
+    assert bench.runner.poisoned == 0
     assert bench.ledger.committable(lambda _: "")[("a", 0)].offset == 0
+
+
+@pytest.mark.parametrize(
+    "fault", [BadRecord("vector", "of another size"), KeyError("x"), ValueError("no"), ConfigError("no")]
+)
+async def test_a_fault_of_the_record_is_dead_lettered_and_stops_nothing(fault: Exception) -> None:
+    bench = Bench()
+    whole = bench.shells[0].process
+
+    def process(batch: RecordBatch) -> Awaitable[Any] | None:
+        if b"bad" in batch.values:
+            raise fault
+        return whole(batch)
+
+    bench.shells[0].process = process  # type: ignore[method-assign]
+    bench.submit(batch_of([b"0", b"bad", b"2"]))
+    await bench.finish(1)
+    assert bench.fatal == []
+    assert bench.output.sent == [b"0", f"dead: {fault}".encode(), b"2"]
+
+
+def test_a_dead_letter_keeps_the_reason_that_the_operator_found() -> None:
+    assert handler_error(BadRecord("vector", "of another size")).reason == "vector"
+    assert handler_error(KeyError("x")).reason == "handler"
 
 
 async def test_an_output_too_large_is_its_records_fault() -> None:
