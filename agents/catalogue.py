@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from agents.kafka import KafkaConfig, librdkafka_settings
-from schemas.errors import BadRecord, FatalError, TopicError
+from agents.kafka import ANSWER_S_MAX, KafkaConfig, answered, librdkafka_settings, partitions_of, passes
+from schemas.errors import BadRecord, FatalError
 from schemas.events import Item, decode_item
 from schemas.topics import ITEMS
 
 log = logging.getLogger("solaris.catalogue")
 
-TIMEOUT_S = 10.0
 LOAD_S_MAX = 300.0
 ROWS_MAX = 5_000
 
@@ -32,7 +31,9 @@ Refuse = Callable[[Message, BadRecord], None]
 class Catalogue:
     """Follows `items`; `offset` is the sum of the positions of its partitions, which results name."""
 
-    def __init__(self, kafka: KafkaConfig, apply: Apply, refuse: Refuse | None = None) -> None:
+    def __init__(
+        self, kafka: KafkaConfig, apply: Apply, refuse: Refuse | None = None, timeout_s: float = ANSWER_S_MAX
+    ) -> None:
         self._topic = kafka.topic(ITEMS)
         self._apply, self._refuse = apply, refuse
         self.counts: Counter[str] = Counter()
@@ -40,14 +41,14 @@ class Catalogue:
             librdkafka_settings(kafka)
             | {"group.id": f"catalogue-{uuid.uuid4()}", "enable.auto.commit": False, "enable.partition.eof": False}
         )
-        partitions = self._consumer.list_topics(self._topic, timeout=TIMEOUT_S).topics[self._topic].partitions
-        if not partitions:
-            raise TopicError(f"topic {self._topic} is not there; run `solaris topics create`")
-        self._positions = dict.fromkeys(sorted(partitions), 0)
+        self._positions = dict.fromkeys(partitions_of(self._consumer, kafka, self._topic, timeout_s), 0)
         self._ends: dict[int, int] = {}
         for number in self._positions:
             at = TopicPartition(self._topic, number)
-            self._positions[number], self._ends[number] = self._consumer.get_watermark_offsets(at, timeout=TIMEOUT_S)
+            with answered(kafka, f"the end of {self._topic}-{number}"):
+                self._positions[number], self._ends[number] = self._consumer.get_watermark_offsets(
+                    at, timeout=timeout_s
+                )
         self._consumer.assign([TopicPartition(self._topic, n, at) for n, at in self._positions.items()])
 
     @property
@@ -71,7 +72,7 @@ class Catalogue:
         for message in self._consumer.consume(ROWS_MAX, timeout_s):
             error = message.error()
             if error is not None:
-                if not error.retriable():
+                if not passes(error):
                     raise FatalError(f"reading {self._topic} failed: {error.str()}")
                 continue
             self._positions[message.partition() or 0] = (message.offset() or 0) + 1

@@ -17,12 +17,14 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from agents.catalogue import Catalogue
 from agents.groups import group_id
-from agents.kafka import KafkaConfig, librdkafka_settings
+from agents.kafka import KafkaConfig, librdkafka_settings, passes
 from agents.results import arrived
+from agents.send import Sender
+from agents.shell import keyed
 from agents.stats import StatsFile
 from agents.transport.wiring import TransportConfig
 from schemas.deadletters import dead_letter
@@ -39,6 +41,12 @@ COMMIT_S = 0.05
 IDLE_S = 0.1
 ROWS = 500
 FLUSH_S_MAX = 20.0
+GONE = frozenset(
+    (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID, KafkaError._STATE,
+     KafkaError._ASSIGNMENT_LOST, KafkaError._NO_OFFSET)
+)  # fmt: skip
+"""A commit is refused so while the group shares its partitions out anew: `_on_revoke` and `_on_lost` say which of ours went."""
+
 POLL_MS_MAX = 300_000
 """Longest pause between two polls: a batch of the FM must take less."""
 
@@ -68,17 +76,10 @@ class InferWorker:
         self._counts: Counter[str] = Counter()
         self._answered: list[Offered] = []
         self._finished: dict[int, int] = {}  # partition → next offset, of what no commit has covered yet
-        self._failed: KafkaError | None = None
         self._assigned = False
         self._stop = threading.Event()
-        self._producer = Producer(
-            librdkafka_settings(kafka)
-            | {
-                "acks": "all",
-                "enable.idempotence": True,
-                "linger.ms": 1,
-                "delivery.timeout.ms": int(FLUSH_S_MAX * 1000),
-            }
+        self._sender = Sender(
+            kafka, {"enable.idempotence": True, "linger.ms": 1, "delivery.timeout.ms": int(FLUSH_S_MAX * 1000)}
         )
         self._consumer = Consumer(
             librdkafka_settings(kafka)
@@ -161,12 +162,12 @@ class InferWorker:
         for message in messages:
             error = message.error()
             if error is not None:
-                if not error.retriable() and error.code() != KafkaError._PARTITION_EOF:
+                if not passes(error):
                     raise FatalError(f"reading {self._kafka.topic(FM_REQUESTS)} failed: {error.str()}")
                 continue
             partition, offset, append_ms = message.partition() or 0, message.offset() or 0, message.timestamp()[1]
             try:
-                request = decode_fm_request(_bytes(message.value()))
+                request = keyed(_bytes(message.key()), decode_fm_request(_bytes(message.value())))
             except BadRecord as bad:
                 self._refuse(message, bad)
                 request = _NOTHING
@@ -188,28 +189,19 @@ class InferWorker:
             self._counts["batches"] += 1
 
     def _send(self, topic: str, partition: int, key: str, value: bytes) -> None:
-        while True:
-            try:
-                self._producer.produce(topic, value, key.encode(), partition, on_delivery=self._delivered)
-                break
-            except BufferError:
-                self._producer.poll(0.05)
-        self._producer.poll(0)
-
-    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
-        if error is not None:
-            self._failed = error
+        self._sender.send(topic, key.encode(), value, partition)
 
     def _commit(self) -> None:
         """Answers acknowledged, then offsets: never the other way round."""
         answered, self._answered = self._answered, []
-        if self._producer.flush(FLUSH_S_MAX):
+        if self._sender.flush(FLUSH_S_MAX):
             raise FatalError(
                 f"embeddings or dead letters were not acknowledged within {FLUSH_S_MAX:g} s; look at the broker, then start again"
             )
-        if self._failed is not None:
+        if self._sender.failed:
             raise FatalError(
-                f"an embedding or a dead letter was not acknowledged: {self._failed.str()}; nothing after the last commit counts"
+                f"embeddings or dead letters were not acknowledged: {dict(self._sender.failed)}; nothing after the last commit "
+                "counts"
             )
         self._dispatcher.done(answered)
         topic = self._kafka.topic(FM_REQUESTS)
@@ -219,8 +211,12 @@ class InferWorker:
         offsets = [TopicPartition(topic, partition, at) for partition, at in self._finished.items()]
         try:
             self._consumer.commit(offsets=offsets, asynchronous=False)
-        except KafkaException as error:  # tried again with the next: else a quiet topic would seem to lag for ever
-            log.warning("a commit was refused (%s); of partitions that went it is computed again", error.args[0].str())
+        except KafkaException as error:
+            refusal: KafkaError = error.args[0]
+            if not (passes(refusal) or refusal.code() in GONE):
+                raise FatalError(f"group {group_id(self._kafka, ROLE)} can't commit: {refusal.str()}") from error
+            # Tried again with the next: else a quiet topic would seem to lag for ever.
+            log.warning("a commit was refused (%s); of partitions that went it is computed again", refusal.str())
             return
         self._finished.clear()
 

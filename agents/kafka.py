@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import ssl
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,11 +22,13 @@ from schemas.errors import ConfigError, FatalError, TopicError
 from schemas.topics import TOPICS, TopicSpec
 
 if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError
     from confluent_kafka.admin import AdminClient
 
 PARTITIONS_DEFAULT = 4
 ADMIN_TIMEOUT_S = 30.0
-METADATA_TIMEOUT_S = 10.0
+ANSWER_S_MAX = 5.0
+"""How long a client waits for the brokers' answer before it says that there is none."""
 POLL_S = 0.1
 LOG_INTERVAL_S = 10.0
 
@@ -146,6 +149,45 @@ def _ssl_context(kafka: KafkaConfig) -> ssl.SSLContext:
     return context
 
 
+@contextmanager
+def answered(kafka: KafkaConfig, asked: str) -> Iterator[None]:
+    """What the client raises inside becomes one sentence, a `FatalError`: what was asked, where, what to do."""
+    from confluent_kafka import KafkaException
+
+    try:
+        yield
+    except KafkaException as error:
+        raise FatalError(_no_answer(kafka, asked, error.args[0].str())) from error
+
+
+def _no_answer(kafka: KafkaConfig, asked: str, said: str) -> str:
+    return (
+        f"Kafka at {kafka.bootstrap} ({kafka.security_protocol}) was asked for {asked}: {said}. Check that it runs "
+        "(`solaris broker status`), [kafka] bootstrap, security_protocol, user, password and certificates."
+    )
+
+
+def partitions_of(consumer: Consumer, kafka: KafkaConfig, topic: str, timeout_s: float = ANSWER_S_MAX) -> list[int]:
+    """The topic's partitions. `FatalError` without an answer within `timeout_s` seconds, `TopicError` without the topic."""
+    with answered(kafka, f"the partitions of {topic}"):
+        found = consumer.list_topics(topic, timeout=timeout_s).topics[topic].partitions
+    if not found:
+        raise TopicError(f"Topic {topic} is not there; create it with `solaris topics create`.")
+    return sorted(found)
+
+
+def passes(error: KafkaError) -> bool:
+    """Whether to go on and see the fault pass: brokers come back and elect leaders. (`error.retriable()` is False for these.)"""
+    from confluent_kafka import KafkaError as Code
+
+    return error.code() in {
+        Code._TRANSPORT, Code._ALL_BROKERS_DOWN, Code._TIMED_OUT, Code._PARTITION_EOF, Code._WAIT_COORD, Code._RESOLVE,
+        Code.REQUEST_TIMED_OUT, Code.NETWORK_EXCEPTION, Code.BROKER_NOT_AVAILABLE, Code.LEADER_NOT_AVAILABLE,
+        Code.NOT_LEADER_FOR_PARTITION, Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE, Code.COORDINATOR_LOAD_IN_PROGRESS,
+        Code.UNKNOWN_LEADER_EPOCH, Code.FENCED_LEADER_EPOCH, Code.OFFSET_NOT_AVAILABLE,
+    }  # fmt: skip
+
+
 def probe(bootstrap: str, timeout_s: float) -> str | None:
     """The cluster id of the broker that answers there within `timeout_s` seconds, without TLS or SASL, or None."""
     from confluent_kafka import KafkaException
@@ -186,17 +228,19 @@ class TopicAdmin:
 
     def ids(self, table: Iterable[TopicSpec]) -> dict[str, tuple[str, int]]:
         """Name without the prefix → Kafka's topic id and the partition count. A topic that was made anew has another id."""
-        from confluent_kafka import KafkaException, TopicCollection
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         names = {self._kafka.topic(spec): spec.name for spec in table}
-        futures = self._client.describe_topics(TopicCollection(list(names)), request_timeout=self._timeout_s)
+        timeout_s = min(ANSWER_S_MAX, self._timeout_s)
+        futures = self._client.describe_topics(TopicCollection(list(names)), request_timeout=timeout_s)
         found = {}
         for name, future in futures.items():
             try:
-                described = future.result(self._timeout_s)
+                described = future.result()  # the request's own time ends it
             except KafkaException as error:
-                said = error.args[0].str()
-                raise TopicError(f"{name} can't be read: {said}; create it with `solaris topics create`.") from error
+                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise TopicError(f"Topic {name} is not there; create it with `solaris topics create`.") from error
+                raise FatalError(_no_answer(self._kafka, f"the id of {name}", error.args[0].str())) from error
             found[names[name]] = (str(described.topic_id), len(described.partitions))
         return found
 
@@ -254,18 +298,14 @@ class TopicAdmin:
         """Every topic whose partitions all have a leader → its number of partitions."""
         from confluent_kafka import KafkaException
 
-        timeout_s = min(METADATA_TIMEOUT_S, self._timeout_s)
+        timeout_s = min(ANSWER_S_MAX, self._timeout_s)
         try:
             topics = self._client.list_topics(timeout=timeout_s).topics
         except KafkaException as error:
             self._client.poll(0)
             # The exception says "transport failure" even for a wrong password; the callback was told more.
             said = self._complaints[0] if self._complaints else error.args[0].str()
-            raise FatalError(
-                f"Kafka at {self._kafka.bootstrap} ({self._kafka.security_protocol}) gave no answer in "
-                f"{timeout_s:g} s: {said}. Check that it runs (`solaris broker status`), [kafka] bootstrap, "
-                "security_protocol, user, password and certificates."
-            ) from error
+            raise FatalError(_no_answer(self._kafka, "its topics", said)) from error
         return {
             name: len(topic.partitions)
             for name, topic in topics.items()

@@ -1,7 +1,8 @@
 """A log's lines as live records: plays events and ranking requests onto their topics in the order of their `ts`.
 
 In: a log folder, a speed, a span of event time. Out: records on `items`, `events` and `ranking-requests`, keyed by user.
-Holds back while the workers lag, so that a fast playback measures the policy and not the machine. Never sends an outcome.
+Holds back while the workers lag, so that a fast playback measures the policy and not the machine, and keeps each user's records in
+the order of cause and effect (agents/order.py). Never sends an outcome.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from confluent_kafka import KafkaError, Message, Producer
-
-from agents.kafka import KafkaConfig, librdkafka_settings
+from agents.kafka import KafkaConfig
 from agents.lag import Lag
-from agents.results import ResultReader
+from agents.order import Order
+from agents.send import Sender
 from schemas.errors import FatalError
 from schemas.events import Event, encode_event, encode_item
 from schemas.log import Log, LoggedRequest, merge
@@ -23,6 +23,7 @@ from schemas.topics import EVENTS, ITEMS, RANKING_REQUESTS, TopicSpec
 
 FLUSH_S_MAX = 60.0
 LAG_POLL_S = 0.02
+FOLD_POLL_S = 0.005
 PROGRESS_S = 0.1
 STALL_S_MAX = 120.0
 
@@ -57,10 +58,9 @@ class Player:
         each `ahead_ms_max` of event time before the next begins."""
         self._kafka, self._speed, self._lag, self._ahead_ms_max = kafka, speed, lag, ahead_ms_max
         self._on_request, self._on_progress = on_request, on_progress
-        # Held back, a playback keeps cause and effect: what a user did after a request is sent only after its result came.
-        self._reader = ResultReader(kafka) if lag is not None else None
-        self._open: dict[str, set[str]] = {}
-        self._producer = Producer(librdkafka_settings(kafka, producer=True) | {"linger.ms": 2, "acks": "all"})
+        self._order = Order(kafka, lag) if lag is not None else None
+        self._sender = Sender(kafka, {"linger.ms": 2}, self._order.delivered if self._order is not None else None)
+        self._reported = 0.0
         self.played = Played()
 
     def catalogue(self, log: Log) -> None:
@@ -74,7 +74,7 @@ class Player:
 
         Raises `FatalError` when workers make no progress for two minutes. Undelivered records are counted, never hidden.
         """
-        started, origin, reported = time.monotonic(), None, 0.0
+        started, origin = time.monotonic(), None
         slice_ts = first_ts
         for ts, record in merge(log.events(), log.requests()):
             if not first_ts <= ts < end_ts:
@@ -85,9 +85,7 @@ class Player:
             if ts - slice_ts >= self._ahead_ms_max:
                 self._hold()
                 slice_ts = ts
-            if time.monotonic() - reported >= PROGRESS_S:
-                self._report()
-                reported = time.monotonic()
+            self._report_in_time()
             self._emit(record)
             self.played.last_ts = ts
         self.flush()
@@ -99,86 +97,86 @@ class Player:
 
     def flush(self) -> None:
         """Wait for the broker's word on every record; what it did not acknowledge is `undelivered`."""
-        left = self._producer.flush(FLUSH_S_MAX)
-        if left:
-            self._producer.purge()
-            self._producer.flush(1.0)
+        if self._sender.flush(FLUSH_S_MAX):
+            self._sender.give_up()
+        self.played.errors = dict(self._sender.failed)
+        self.played.undelivered = self._sender.failed.total()
         self._report()
 
     def _emit(self, record: Event | LoggedRequest) -> None:
         if isinstance(record, LoggedRequest):
-            request = RankingRequest(
-                record.request_id, record.user_id, record.candidates, record.ts, record.deadline_ms
-            )
-            if self._on_request is not None:
-                self._on_request(record)
-            self._send(RANKING_REQUESTS, str(record.user_id), encode_request(request))
-            self.played.requests += 1
-            if self._reader is not None:
-                self._open.setdefault(str(record.user_id), set()).add(str(record.request_id))
+            self._request(record)
         else:
-            if str(record.user_id) in self._open:
-                self._await(str(record.user_id))
-            self._send(EVENTS, str(record.user_id), encode_event(record))
-            self.played.events += 1
+            self._event(record)
+
+    def _request(self, record: LoggedRequest) -> None:
+        user, order = str(record.user_id), self._order
+        if order is not None:
+            self._wait(
+                lambda: order.unfolded(user),
+                FOLD_POLL_S,
+                lambda left: f"serve has not folded the last {left} events before user {user}'s next request",
+            )
+            order.asked(user, str(record.request_id))
+        if self._on_request is not None:
+            self._on_request(record)
+        request = RankingRequest(record.request_id, record.user_id, record.candidates, record.ts, record.deadline_ms)
+        self._send(RANKING_REQUESTS, user, encode_request(request))
+        self.played.requests += 1
+
+    def _event(self, record: Event) -> None:
+        user, order = str(record.user_id), self._order
+        if order is not None:
+            self._wait(
+                lambda: len(order.unanswered(user, LAG_POLL_S)),
+                0.0,
+                lambda _left: f"user {user} has no result for {order.unanswered(user, 0)}",
+            )
+            order.did(user)
+        self._send(EVENTS, user, encode_event(record))
+        self.played.events += 1
 
     def _send(self, topic: TopicSpec, key: str, value: bytes) -> None:
-        while True:
-            try:
-                self._producer.produce(self._kafka.topic(topic), value, key.encode(), on_delivery=self._delivered)
-                break
-            except BufferError:
-                self._producer.poll(0.05)
-        self._producer.poll(0)
-
-    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
-        if error is not None:
-            self.played.undelivered += 1
-            self.played.errors[error.str()] = self.played.errors.get(error.str(), 0) + 1
+        self._sender.send(self._kafka.topic(topic), key.encode(), value)
 
     def _sleep_until(self, due: float) -> None:
         while (left := due - time.monotonic()) > 0:
-            self._producer.poll(min(left, 0.05))
-
-    def _await(self, user: str) -> None:
-        """Wait until every request of this user has its result."""
-        assert self._reader is not None, "only a playback that is held back knows of open requests"
-        deadline = time.monotonic() + STALL_S_MAX
-        began = time.monotonic()
-        while user in self._open:
-            for result, _message in self._reader.poll(LAG_POLL_S):
-                waiting = self._open.get(result.user_id)
-                if waiting is not None:
-                    waiting.discard(result.request_id)
-                    if not waiting:
-                        del self._open[result.user_id]
-            self._producer.poll(0)
-            if time.monotonic() > deadline:
-                raise FatalError(
-                    f"user {user} has had no result for {sorted(self._open[user])} for {STALL_S_MAX:g} s; look at the serve "
-                    "worker's log and the dead letters"
-                )
-        self.played.held_s += time.monotonic() - began
+            self._sender.poll(min(left, 0.05))
 
     def _hold(self) -> None:
         """Wait until the broker has everything and the workers have finished it."""
-        if self._lag is None:
+        lag = self._lag
+        if lag is None:
             return
         self.flush()
+        self._wait(lag.rows, LAG_POLL_S, lambda left: f"the workers are {left} records behind ({lag.detail()})")
+
+    def _wait(self, left: Callable[[], int], poll_s: float, said: Callable[[int], str]) -> None:
+        """Until `left()` is 0, telling `on_progress` meanwhile. FatalError where it has not become less for `STALL_S_MAX`."""
+        least = behind = left()
+        if not behind:
+            return
         began = progressed = time.monotonic()
-        least = behind = self._lag.rows()
+        held_s = self.played.held_s
         while behind:
-            time.sleep(LAG_POLL_S)
-            behind = self._lag.rows()
+            self._sender.poll(poll_s)
+            behind = left()
+            now = time.monotonic()
+            self.played.held_s = held_s + now - began
+            self._report_in_time()
             if behind < least:
-                least, progressed = behind, time.monotonic()
-            if time.monotonic() - progressed > STALL_S_MAX:
+                least, progressed = behind, now
+            if now - progressed > STALL_S_MAX:
                 raise FatalError(
-                    f"the workers are {behind} records behind and made no progress for {STALL_S_MAX:g} s: "
-                    f"{self._lag.detail()}; look at their logs, and start those that are gone"
+                    f"{said(behind)}, and nothing changed for {STALL_S_MAX:g} s; look at the workers' logs and the dead letters, "
+                    "and start the workers that are gone"
                 )
-        self.played.held_s += time.monotonic() - began
+
+    def _report_in_time(self) -> None:
+        if time.monotonic() - self._reported >= PROGRESS_S:
+            self._report()
 
     def _report(self) -> None:
+        self._reported = time.monotonic()
         if self._on_progress is not None:
             self._on_progress(self.played)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import Consumer, TopicPartition
 
-from agents.kafka import KafkaConfig, librdkafka_settings
+from agents.kafka import ANSWER_S_MAX, KafkaConfig, answered, librdkafka_settings, passes
 from schemas.errors import FatalError
 
 TIMEOUT_S = 10.0
@@ -34,14 +34,17 @@ class Found:
     older: Future[list[bytes]] | None
 
 
-def read_back(kafka: KafkaConfig, topic: str, partition: int, mark: int | None, window_ms: int) -> tuple[Found, int]:
+def read_back(
+    kafka: KafkaConfig, topic: str, partition: int, mark: int | None, window_ms: int, timeout_s: float = ANSWER_S_MAX
+) -> tuple[Found, int]:
     """What lies in `topic` from `mark` (None: everything is older) to its end, and the end's offset."""
     consumer = _consumer(kafka)
     try:
-        low, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=TIMEOUT_S)
-        since_ms = int(time.time() * 1000) - window_ms
-        asked = [TopicPartition(topic, partition, since_ms)]
-        window = consumer.offsets_for_times(asked, timeout=TIMEOUT_S)[0].offset
+        with answered(kafka, f"the offsets of {topic}-{partition}"):
+            low, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
+            since_ms = int(time.time() * 1000) - window_ms
+            asked = [TopicPartition(topic, partition, since_ms)]
+            window = consumer.offsets_for_times(asked, timeout=timeout_s)[0].offset
         oldest = end if window < 0 else max(low, window)
         first = end if mark is None else min(max(low, mark), end)
         recent = _values(consumer, topic, partition, first, end)
@@ -72,7 +75,7 @@ def _values(
     while True:
         for message in consumer.consume(ROWS, 0.1):
             error = message.error()
-            if error is not None and not error.retriable():
+            if error is not None and not passes(error):
                 raise FatalError(f"reading back {topic}-{partition} failed: {error.str()}")
             value = message.value() if error is None else None
             if value is not None and (message.offset() or 0) < end:

@@ -1,10 +1,12 @@
 """The client's side of ranking: asks for one, or watches all results of a run. Keeps the first result of a request.
 
-In: requests that were sent, and `ranked-results`. Out: results with their latency. Never joins a group.
+In: requests that were sent, and `ranked-results`. Out: results with their latency. Never joins a group; a record there that is no
+result is skipped and counted, since anybody may write to the topic.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -12,32 +14,34 @@ from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from agents.kafka import KafkaConfig, librdkafka_settings
+from agents.kafka import ANSWER_S_MAX, KafkaConfig, answered, librdkafka_settings, partitions_of, passes
 from schemas.errors import BadRecord, FatalError, SolarisError
 from schemas.ranking import RankedResult, RankingRequest, decode_result, encode_request
 from schemas.topics import RANKED_RESULTS, RANKING_REQUESTS
 
-TIMEOUT_S = 10.0
+log = logging.getLogger("solaris.results")
 
 
 class ResultReader:
-    """Reads `ranked-results` from their end at the moment of creation, without a group."""
+    """Reads `ranked-results` from their end at the moment of creation, without a group. `refused`: records that are no results."""
 
-    def __init__(self, kafka: KafkaConfig, *, from_start: bool = False) -> None:
+    def __init__(self, kafka: KafkaConfig, *, from_start: bool = False, timeout_s: float = ANSWER_S_MAX) -> None:
+        """FatalError, after `timeout_s` seconds, where no broker answers; TopicError without the topic."""
+        self._kafka, self._timeout_s = kafka, timeout_s
         self._topic = kafka.topic(RANKED_RESULTS)
+        self.refused = 0
         self._consumer = Consumer(
             librdkafka_settings(kafka)
             | {"group.id": f"reader-{uuid.uuid4()}", "enable.auto.commit": False, "fetch.wait.max.ms": 5,
                "auto.offset.reset": "earliest"}
         )  # fmt: skip
-        partitions = self._consumer.list_topics(self._topic, timeout=TIMEOUT_S).topics[self._topic].partitions
-        if not partitions:
-            raise SolarisError(f"topic {self._topic} is not there; run `solaris topics create`")
-        self._consumer.assign([self._at(number, from_start) for number in sorted(partitions)])
+        partitions = partitions_of(self._consumer, kafka, self._topic, timeout_s)
+        self._consumer.assign([self._at(number, from_start) for number in partitions])
 
     def _at(self, partition: int, from_start: bool) -> TopicPartition:
         at = TopicPartition(self._topic, partition)
-        low, high = self._consumer.get_watermark_offsets(at, timeout=TIMEOUT_S)
+        with answered(self._kafka, f"the end of {self._topic}-{partition}"):
+            low, high = self._consumer.get_watermark_offsets(at, timeout=self._timeout_s)
         at.offset = low if from_start else high
         return at
 
@@ -46,13 +50,22 @@ class ResultReader:
         for message in arrived(self._consumer, rows_max, timeout_s):
             error: KafkaError | None = message.error()
             if error is not None:
-                if error.retriable():
+                if passes(error):
                     continue
                 raise FatalError(f"reading {self._topic} failed: {error.str()}")
             try:
                 yield decode_result(message.value()), message
             except BadRecord as bad:
-                raise FatalError(f"{self._topic}-{message.partition()} at {message.offset()}: {bad}") from bad
+                self._refuse(message, bad)
+
+    def _refuse(self, message: Message, bad: BadRecord) -> None:
+        """Somebody else's record must not end what waits for ours: said once, counted always; speculate writes its dead letter."""
+        self.refused += 1
+        if self.refused == 1:
+            log.warning(
+                "%s-%d at offset %d is no result (%s): skipped, as others will be; look who writes to the topic",
+                self._topic, message.partition(), message.offset(), bad,
+            )  # fmt: skip
 
     def close(self) -> None:
         """Leave; nothing is committed."""

@@ -1,7 +1,8 @@
 """From a settings file, the environment and flags to one frozen dataclass per section.
 
 In:  solaris.toml (`[kafka] bootstrap = "…"`), `SOLARIS_KAFKA__BOOTSTRAP=…`, `--set kafka.bootstrap=…`; the last one wins.
-Out: `Config`, from which each part takes its own section: `config.get(KafkaConfig)`.
+Out: `Config`, from which each part takes its own section: `config.get(KafkaConfig)`. A verb that needs a few sections alone imports
+no others (torch and Faust are behind some): of those only the names are checked, their values are for the worker to refuse.
 Never: ignores a key that it doesn't know, takes a secret from the settings file or a flag, or prints one.
 
 Fields that end in `_ms` or `_ms_max` also take "4h", "10min", "30s", "500ms". A field marked `metadata={"secret": True}` is read
@@ -10,13 +11,14 @@ from the environment, or from the file that the key with `_file` after it names.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import importlib
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +38,7 @@ SECTIONS: dict[str, str] = {
     "serve": "streams.serve:ServeConfig",
 }
 
+ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_FILE = Path("solaris.toml")
 ENVIRONMENT_PREFIX = "SOLARIS_"
 _UNITS_MS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -46,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Config:
-    """All sections, each an instance of its dataclass."""
+    """The sections that were asked for, each an instance of its dataclass."""
 
     sections: Mapping[str, Any]
 
@@ -55,7 +58,9 @@ class Config:
         for section in self.sections.values():
             if isinstance(section, kind):
                 return section
-        raise AssertionError(f"{kind.__name__} is in no section: add it to SECTIONS in solaris/config.py")
+        raise AssertionError(
+            f"{kind.__name__} is in no section that was loaded; SECTIONS in solaris/config.py has them all"
+        )
 
 
 @dataclass(frozen=True)
@@ -74,27 +79,50 @@ def load(
     environment: Mapping[str, str] | None = None,
     overrides: Iterable[str] = (),
     sections: Mapping[str, type] | None = None,
+    only: Collection[str] | None = None,
 ) -> Config:
-    """Read all sources, the later winning; `overrides` are `section.key=value`. Raises `ConfigError`."""
-    kinds = _kinds() if sections is None else sections
-    found = [*_from_file(file), *_from_environment(environment or {}, kinds), *_from_overrides(overrides)]
+    """Read all sources, the later winning; `overrides` are `section.key=value`. Raises `ConfigError`.
+
+    `only`: the sections to load (default: all); the others' modules are not imported, so of their settings the names are checked.
+    """
+    known = SECTIONS if sections is None else sections
+    kinds = _kinds(known if only is None else only) if sections is None else sections
+    found = [*_from_file(file), *_from_environment(environment or {}, known), *_from_overrides(overrides)]
     values: dict[str, dict[str, Any]] = {name: {} for name in kinds}
     for setting in found:
-        if setting.section not in kinds:
+        if setting.section not in known:
             raise ConfigError(
-                f"{setting.where}: there is no section [{setting.section}]{_nearest(setting.section, kinds)}"
+                f"{setting.where}: there is no section [{setting.section}]{_nearest(setting.section, known)}"
             )
+        if setting.section not in kinds:
+            _check_name(setting)
+            continue
         name, value = _parse(setting, kinds[setting.section])
         values[setting.section][name] = value
     return Config({name: _build(name, kind, values[name]) for name, kind in kinds.items()})
 
 
-def _kinds() -> dict[str, type]:
+def _kinds(names: Iterable[str]) -> dict[str, type]:
     kinds = {}
-    for section, place in SECTIONS.items():
-        module, _, name = place.partition(":")
+    for section in names:
+        module, _, name = SECTIONS[section].partition(":")
         kinds[section] = getattr(importlib.import_module(module), name)
     return kinds
+
+
+def _check_name(setting: _Setting) -> None:
+    """Refuse a key that the section's dataclass doesn't have, by reading its source instead of importing it."""
+    module, _, name = SECTIONS[setting.section].partition(":")
+    tree = ast.parse(ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text())
+    fields = [
+        line.target.id
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == name
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    ]
+    if setting.key not in fields:
+        raise ConfigError(f"{setting.where}: there is no such key{_nearest(setting.key, fields)}")
 
 
 def _from_file(file: Path | None) -> list[_Setting]:

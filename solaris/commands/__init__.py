@@ -19,9 +19,20 @@ if TYPE_CHECKING:
 
 def config(ctx: typer.Context, **flags: Any) -> Config:
     """All settings; `flags` are the verb's own options by field, such as `kafka__bootstrap=…` (None = not given)."""
+    return _load(ctx, None, flags)
+
+
+def kafka_config(ctx: typer.Context, bootstrap: str | None) -> KafkaConfig:
+    """The section [kafka] alone: a client need not import what the workers' sections lie in."""
+    from agents.kafka import KafkaConfig
+
+    return _load(ctx, ("kafka",), {"kafka__bootstrap": bootstrap}).get(KafkaConfig)
+
+
+def _load(ctx: typer.Context, only: tuple[str, ...] | None, flags: Mapping[str, Any]) -> Config:
     given = ctx.find_root().obj or {}
     named = [f"{name.replace('__', '.', 1)}={value}" for name, value in flags.items() if value is not None]
-    return load(given.get("config"), os.environ, [*given.get("overrides", ()), *named])
+    return load(given.get("config"), os.environ, [*given.get("overrides", ()), *named], only=only)
 
 
 def require_topics(kafka: KafkaConfig, *specs: TopicSpec) -> None:

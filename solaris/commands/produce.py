@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agents.kafka import KafkaConfig
 from schemas.errors import SolarisError
 from schemas.topics import EVENTS, ITEMS, RANKING_REQUESTS
-from solaris.commands import config, emit, require_topics
+from solaris.commands import emit, kafka_config, require_topics
 
 if TYPE_CHECKING:
     from agents.player import Played
@@ -57,7 +56,7 @@ def produce(
     from agents.player import Player
     from schemas.log import Log
 
-    kafka = config(ctx, kafka__bootstrap=bootstrap).get(KafkaConfig)
+    kafka = kafka_config(ctx, bootstrap)
     source = Log(log)
     require_topics(kafka, EVENTS, RANKING_REQUESTS, *([ITEMS] if catalogue else []))
     lag = worker_lag(kafka) if hold_back else None

@@ -8,9 +8,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from agents.kafka import KafkaConfig
 from schemas.topics import RANKED_RESULTS, RANKING_REQUESTS
-from solaris.commands import config, require_topics
+from solaris.commands import kafka_config, require_topics
 
 HELP = """Ask for one ranking and print the result.
 
@@ -39,7 +38,7 @@ def rank(
     """Send one ranking request and wait for its result."""
     from agents.results import rank as ask
 
-    kafka = config(ctx, kafka__bootstrap=bootstrap).get(KafkaConfig)
+    kafka = kafka_config(ctx, bootstrap)
     require_topics(kafka, RANKING_REQUESTS, RANKED_RESULTS)
     answer = ask(kafka, user, items, ts=ts, deadline_ms=deadline_ms, timeout_s=timeout_s)
     if as_json:

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from agents.kafka import KafkaConfig, TopicAdmin, check_copartitioning
+from agents.kafka import TopicAdmin, check_copartitioning
 from schemas.errors import TopicError
 from schemas.topics import TOPICS
-from solaris.commands import config, emit
+from solaris.commands import emit, kafka_config
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,7 +39,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create what is missing and leave what is there as it is; doing it twice is fine."""
-    kafka = config(ctx, kafka__bootstrap=bootstrap).get(KafkaConfig)
+    kafka = kafka_config(ctx, bootstrap)
     there = TopicAdmin(kafka).ensure(partitions=partitions)
     emit({"topics": there}, _table(there), as_json=as_json)
 
@@ -47,7 +47,7 @@ def create(
 @app.command("list")
 def list_(ctx: typer.Context, bootstrap: Bootstrap = None, as_json: AsJson = False) -> None:
     """Show which of our topics are there, and their partitions."""
-    kafka = config(ctx, kafka__bootstrap=bootstrap).get(KafkaConfig)
+    kafka = kafka_config(ctx, bootstrap)
     there = TopicAdmin(kafka).partitions()
     emit({"topics": there}, _table(there) or f"None of ours ({kafka.topic_prefix}*) yet.", as_json=as_json)
 
@@ -55,7 +55,7 @@ def list_(ctx: typer.Context, bootstrap: Bootstrap = None, as_json: AsJson = Fal
 @app.command()
 def check(ctx: typer.Context, bootstrap: Bootstrap = None, as_json: AsJson = False) -> None:
     """Fail unless every topic is there and all co-partitioned ones have one partition count."""
-    kafka = config(ctx, kafka__bootstrap=bootstrap).get(KafkaConfig)
+    kafka = kafka_config(ctx, bootstrap)
     there = TopicAdmin(kafka).partitions()
     missing = [kafka.topic(spec) for spec in TOPICS if kafka.topic(spec) not in there]
     if missing:
