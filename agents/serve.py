@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 from agents.kafka import KafkaConfig
 from agents.readback import read_back
-from agents.shell import Records, WorkerContext, handler_error, letter, origin
+from agents.shell import Records, WorkerContext, handler_error, keyed, letter, origin
 from agents.transport.batch import RecordBatch
 from agents.transport.partition import InputTopic, PartitionStart
 from models.bundle import Bundle
 from schemas.errors import BadRecord, ConfigError, FatalError
 from schemas.events import EventBatch, decode_events
-from schemas.inference import decode_embeddings
+from schemas.inference import Embeddings, decode_embeddings
 from schemas.ranking import CheckedRequest, decode_request, decode_result
 from schemas.topics import EMBEDDINGS, EVENTS, RANKED_RESULTS, RANKING_REQUESTS
 from streams.neighbors import Cut, Generation
@@ -154,8 +154,11 @@ class ServeProcessor:
         self.core.events(mine, batch.next_offset, origins)
 
     def _embeddings(self, batch: RecordBatch) -> None:
+        def decode(index: int) -> Embeddings:
+            return keyed(batch.keys[index], decode_embeddings(batch.values[index]))
+
         stamp = self._store.stamp(EMBEDDINGS.name) or 0
-        good = self.records.decode(batch, EMBEDDINGS, lambda index: decode_embeddings(batch.values[index]), owner=True)
+        good = self.records.decode(batch, EMBEDDINGS, decode, owner=True)
         fresh = [vectors for index, vectors in good if batch.offsets[index] >= stamp]
         self.core.embeddings(fresh, batch.next_offset)
         if self._cut is None and self._building is None and self.core.cut_due():

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from agents.catalogue import Catalogue
 from agents.kafka import KafkaConfig, TopicAdmin
@@ -21,6 +21,7 @@ from agents.transport.batch import Headers, RecordBatch
 from agents.transport.partition import PartitionOutput, PartitionStart
 from schemas.deadletters import dead_letter
 from schemas.errors import BadRecord
+from schemas.events import check_key
 from schemas.keys import partition_of
 from schemas.topics import DEAD_LETTERS, TopicSpec
 from streams.items import ItemIndex
@@ -28,6 +29,14 @@ from streams.state.manifest import StateManifest, TopicState
 from streams.state.rocks import RocksStore, StateConfig, open_store
 
 T = TypeVar("T")
+
+
+class _OfUser(Protocol):
+    @property
+    def user(self) -> str: ...
+
+
+U = TypeVar("U", bound=_OfUser)
 
 ORIGIN = "solaris-origin"
 """Header of a record that took the detour: `partition:offset` where it first lay."""
@@ -130,6 +139,13 @@ class Records:
                     self._kafka.topic(spec), right, batch.keys[index], batch.values[index], ((ORIGIN, at),)
                 )
         return found
+
+
+def keyed(key: bytes | None, record: U) -> U:
+    """A decoded inner record whose key is its user, as on the edges: raises `BadRecord` (`key`) for another, whose rows would lie
+    in a partition that is not the user's."""
+    check_key(key, record.user)
+    return record
 
 
 def origin(headers: Headers) -> tuple[int, int] | None:

@@ -11,13 +11,13 @@ from typing import Any
 
 from agents.kafka import KafkaConfig
 from agents.serve import own_events
-from agents.shell import Records, WorkerContext, handler_error, letter
+from agents.shell import Records, WorkerContext, handler_error, keyed, letter
 from agents.transport.batch import RecordBatch
 from agents.transport.partition import InputTopic, PartitionStart
 from models.bundle import Bundle
-from schemas.events import decode_events
-from schemas.inference import FmRequest, decode_embeddings, encode_fm_request
-from schemas.ranking import decode_result
+from schemas.events import check_key, decode_events
+from schemas.inference import Embeddings, FmRequest, decode_embeddings, encode_fm_request
+from schemas.ranking import RankedResult, decode_result
 from schemas.topics import EMBEDDINGS, EVENTS, FM_REQUESTS, RANKED_RESULTS
 from streams.speculate import Speculate, SpeculateConfig
 from streams.state.store import Store
@@ -117,7 +117,12 @@ class SpeculateProcessor:
         self._send(self.core.events(mine, batch.next_offset, answer_from, origins))
 
     def _results(self, batch: RecordBatch) -> None:
-        good = self.records.decode(batch, RANKED_RESULTS, lambda index: decode_result(batch.values[index]), owner=True)
+        def decode(index: int) -> RankedResult:
+            result = decode_result(batch.values[index])
+            check_key(batch.keys[index], result.user_id)
+            return result
+
+        good = self.records.decode(batch, RANKED_RESULTS, decode, owner=True)
         stamp = self._store.stamp(RANKED_RESULTS.name) or 0
         new, answered = (
             sum(bool(batch.offsets[index] >= first) for index, _ in good)
@@ -126,7 +131,10 @@ class SpeculateProcessor:
         self._send(self.core.results([result for _, result in good], batch.next_offset, new, answered))
 
     def _heads(self, batch: RecordBatch) -> None:
-        good = self.records.decode(batch, EMBEDDINGS, lambda index: decode_embeddings(batch.values[index]), owner=False)
+        def decode(index: int) -> Embeddings:
+            return keyed(batch.keys[index], decode_embeddings(batch.values[index]))
+
+        good = self.records.decode(batch, EMBEDDINGS, decode, owner=False)
         self.core.heads([vectors for _, vectors in good], batch.next_offset)
 
     def _send(self, requests: Iterable[FmRequest]) -> None:

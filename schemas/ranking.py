@@ -16,19 +16,16 @@ from schemas.events import check_key, decode_json, valid_ts
 from schemas.keys import valid_id
 
 CANDIDATES_MAX = 1000
-REQUEST_ID_BYTES_MAX = 256
 
 Tier = Literal["exact", "user", "neighbor", "none"]
 TIERS: tuple[Tier, ...] = ("exact", "user", "neighbor", "none")
 """Tiers from best to worst; a tier's code is its index."""
 
-FLAGS = ("degraded", "deadline", "duplicate_candidates")
-"""degraded: state not restored yet; deadline: answered in fallback order; duplicate_candidates: the first of each was kept."""
-
 
 class RankingRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request on `solaris.ranking-requests`, keyed by user id.
 
+    `candidates`: 0 to 1,000; an empty list gets a result without items, and no flag for that (empty in, empty out).
     `ts` is event time in UTC ms (missing: the record's append time); `deadline_ms` counts from the append time.
     """
 
@@ -67,7 +64,11 @@ class Basis(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RankedResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One result on `solaris.ranked-results`: items best first, ties by item id; `ts` is the `now` it was judged at."""
+    """One result on `solaris.ranked-results`: items best first, ties by item id; `ts` is the `now` it was judged at.
+
+    `items` is empty if, and only if, the request had no candidates: no flag says so. `flags`: degraded (state is not restored yet),
+    deadline (answered in fallback order), duplicate_candidates (the first of each was kept).
+    """
 
     request_id: str
     user_id: str

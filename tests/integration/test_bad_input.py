@@ -97,7 +97,8 @@ def _cases(now: int, space: int) -> Iterator[tuple[TopicSpec, list[Bad], Callabl
             encode_embeddings(_vectors(n, space)),
         ),
     )
-    yield RANKED_RESULTS, list(_bad_json(USER)), _good_result
+    other = Bad("key", b"another", _good_result(0)[1])
+    yield RANKED_RESULTS, [*_bad_json(USER), other], _good_result
 
 
 def _bad_json(key: str, text: str = "user_id") -> Iterator[Bad]:
@@ -190,6 +191,8 @@ def _bad_inner(good: bytes) -> Iterator[Bad]:
     yield Bad("length", key, good + b"\x00")
     yield Bad("length", key, good[:6])
     yield Bad("length", key, good[:-1] + b"\xff")
+    yield Bad("key", b"another", good)
+    yield Bad("key", None, good)
 
 
 def _bad_vectors(space: int) -> Iterator[Bad]:

@@ -90,4 +90,5 @@ def test_fallback_order_is_popularity_then_id() -> None:
 
 def test_empty_in_empty_out() -> None:
     assert _ranked([], []).items == []
+    assert _ranked([], []).flags == []  # nothing went wrong, so nothing says so (schemas.ranking)
     assert fallback(request("r", "u", []), NOW, np.zeros((0, 2), np.int64), BASIS).items == []
