@@ -29,7 +29,7 @@ from schemas.errors import TopicError
 from schemas.topics import TOPICS
 from streams.dispatch import InferConfig
 from streams.infer import Infer
-from streams.items import ItemIndex
+from streams.items import ItemIndex, ItemsConfig
 from streams.serve import ServeConfig
 from streams.speculate import SpeculateConfig
 from streams.state.rocks import StateConfig
@@ -46,7 +46,7 @@ class WorkerConfig:
     state_dir: Path
     stats: Path | None = None
     device: str = "cpu"
-    items_max: int = 1_000_000
+    items: ItemsConfig = field(default_factory=ItemsConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     speculate: SpeculateConfig = field(default_factory=SpeculateConfig)
@@ -62,7 +62,7 @@ def run(role: str, config: WorkerConfig) -> int:
     bundle = Bundle.load(config.bundle, parts, config.device if role == "infer" else "cpu")
     partitions = _partitions(config.kafka)
     content = _content_dims(bundle)
-    items = ItemIndex(config.items_max, content_dims=content)
+    items = ItemIndex(config.items.items_max, content_dims=content)
     letters = ItemLetters(config.kafka, partitions) if role == "speculate" else None
     catalogue = Catalogue(config.kafka, items.update, letters.refuse if letters is not None else None)
     catalogue.load()

@@ -32,6 +32,7 @@ SECTIONS: dict[str, str] = {
     "kafka": "agents.kafka:KafkaConfig",
     "transport": "agents.transport.wiring:TransportConfig",
     "state": "streams.state.rocks:StateConfig",
+    "items": "streams.items:ItemsConfig",
     "predict": "streams.predict:PredictConfig",
     "verify": "streams.verify:VerifyConfig",
     "infer": "streams.dispatch:InferConfig",

@@ -7,6 +7,7 @@ dropped here is only looked up again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,19 @@ CATEGORY_UNKNOWN = 0
 
 _KEEP_SHARE = 0.75
 """Share of `items_max` that a sweep leaves, so that sweeps are rare."""
+
+
+@dataclass(frozen=True)
+class ItemsConfig:
+    """What one process knows of items."""
+
+    items_max: int = 1_000_000
+    """Items of the catalogue and of what users do, together; past it the longest unused are dropped, and those without a catalogue
+    entry first. About 200 bytes each, and the content's."""
+
+    def __post_init__(self) -> None:
+        if self.items_max < 1:
+            raise ValueError(f"items_max is {self.items_max}; it must be 1 or more")
 
 
 class ItemIndex:

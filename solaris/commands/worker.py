@@ -84,6 +84,7 @@ def _run(
     from models.bundle import MANIFEST
     from schemas.errors import UsageError
     from streams.dispatch import InferConfig
+    from streams.items import ItemsConfig
     from streams.predict import PredictConfig
     from streams.serve import ServeConfig
     from streams.speculate import SpeculateConfig
@@ -121,6 +122,7 @@ def _run(
             verify=loaded.get(VerifyConfig),
         ),
         infer=loaded.get(InferConfig),
+        items=loaded.get(ItemsConfig),
         state=loaded.get(StateConfig),
     )
     code = run(role, config)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import pytest
+from typer.testing import CliRunner
 
 from agents.kafka import KafkaConfig
+from agents.worker import WorkerConfig
+from models.bundle import MANIFEST
 from schemas.errors import ConfigError
+from solaris.cli import app
 from solaris.config import SECTIONS, Config, load
+from streams.items import ItemsConfig
+from streams.speculate import SpeculateConfig
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,18 @@ def test_every_registered_section_loads_with_its_defaults(tmp_path: Path, monkey
     assert config.get(KafkaConfig).bootstrap == "127.0.0.1:9092"
 
 
+def test_every_limit_of_a_worker_has_its_place_in_the_settings() -> None:
+    """A worker is given sections, and beside them only what a command line says: where things lie, and on which device."""
+    hints = typing.get_type_hints(WorkerConfig)
+    plain = {name for name, kind in hints.items() if not dataclasses.is_dataclass(kind)}
+    assert plain == {"bundle", "state_dir", "stats", "device"}
+    config = load(overrides=["items.items_max=12345"])
+    reachable = {type(section) for section in config.sections.values()}
+    made_of_sections = {SpeculateConfig}  # its own fields are serve's (solaris/commands/worker.py)
+    assert {kind for name, kind in hints.items() if name not in plain} - made_of_sections <= reachable
+    assert config.get(ItemsConfig).items_max == 12_345
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -137,6 +157,7 @@ def test_kafka_settings_that_contradict_each_other(settings: dict[str, str], sen
         ("transport.delivery_ms_max=30s", r"\[transport\] want delivery_ms_max < barrier_ms_max"),
         ("predict.sources=reactive,telepathy", r"\[predict\] sources: \['telepathy'\] is unknown"),
         ("predict.sample_rate=0", r"\[predict\] sample_rate is 0"),
+        ("items.items_max=0", r"\[items\] items_max is 0"),
         ("predict.items_max=0", r"\[predict\] items_max is 0"),
         ("verify.request_pairs_max=1001", r"\[verify\] request_pairs_max is 1001; .* 1 to 1000 items"),
         ("verify.window_ms=0", r"\[verify\] window_ms is 0"),
@@ -148,3 +169,27 @@ def test_kafka_settings_that_contradict_each_other(settings: dict[str, str], sen
 def test_a_section_that_can_not_work_is_refused_before_anything_starts(setting: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load(overrides=[setting])
+
+
+def test_the_worker_command_hands_every_section_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[WorkerConfig] = []
+
+    def run(_role: str, config: WorkerConfig) -> int:
+        given.append(config)
+        return 0
+
+    monkeypatch.setattr("agents.worker.run", run)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / MANIFEST).touch()
+    settings = (
+        "items.items_max=5", "predict.users_max=6", "verify.ledger_rows_max=7", "infer.queue_pairs_max=8", "state.lock_wait_ms=9",
+        "serve.answers_bytes_max=10", "transport.retries_max=11", "serve.shown_rows_max=12",
+    )  # fmt: skip
+    line = [part for setting in settings for part in ("--set", setting)]
+    done = CliRunner().invoke(app, [*line, "worker", "speculate", "--bundle", str(tmp_path)], catch_exceptions=False)
+    assert done.exit_code == 0
+    (config,) = given
+    spec = config.speculate
+    assert (config.items.items_max, spec.predict.users_max, spec.verify.ledger_rows_max) == (5, 6, 7)
+    assert (config.infer.queue_pairs_max, config.state.lock_wait_ms, config.serve.answers_bytes_max) == (8, 9, 10)
+    assert (config.transport.retries_max, spec.shown_rows_max) == (11, 12)
