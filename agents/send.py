@@ -26,7 +26,7 @@ class Sender:
         settings: dict[str, Any],
         on_delivered: Callable[[KafkaError | None, Message], None] | None = None,
     ) -> None:
-        """`settings` over those of the cluster; `on_delivered` gets the broker's word on each record, in `send`, `poll` or `flush`."""
+        """`settings` over the cluster's; `on_delivered` gets the broker's word on each record, inside `send`, `poll` or `flush`."""
         self._producer = Producer(librdkafka_settings(kafka, producer=True) | {"acks": "all"} | settings)
         self._on_delivered = on_delivered
         self.failed: Counter[str] = Counter()
@@ -58,4 +58,4 @@ class Sender:
         if error is not None:
             self.failed[error.str()] += 1
         if self._on_delivered is not None:
-            self._on_delivered(message)
+            self._on_delivered(error, message)
