@@ -5,6 +5,7 @@ In: settings, a bundle's folder, a state folder. Out: an exit code. No bundle, n
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -117,9 +118,16 @@ def _run_stateful(
             return speculate_shell.SpeculateProcessor(context, bundle, config.speculate, start)
 
     settings = WorkerSettings(group_id(config.kafka, role), topics, config.kafka, config.transport)
-    code = run_worker(settings, make, lambda: follow(catalogue, letters, context.processors))
+    code = run_worker(settings, make, lambda: _beside(context, letters))
     context.stats.close()
     return code
+
+
+async def _beside(context: WorkerContext, letters: ItemLetters | None) -> None:
+    """Counts from the start, not from the first partition: a member that has none, and stands by, lives and shows it."""
+    assert context.stats is not None, "a worker has counts, even if it writes them nowhere"
+    context.stats.start(asyncio.get_running_loop())
+    await follow(context.catalogue, letters, context.processors)
 
 
 def _gathered(context: WorkerContext) -> tuple[bool, dict[str, Any]]:

@@ -26,6 +26,8 @@ from agents.player import Player
 from schemas.errors import SolarisError, UsageError
 from schemas.log import Log
 from solaris.broker import Broker
+from solaris.lifeline import tied
+from solaris.progress import PlayProgress
 from solaris.watch import Summary, Watch, fm_counts, show
 from solaris.workers import Workers
 
@@ -62,7 +64,7 @@ def run_demo(config: DemoConfig) -> None:
     config.out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         say("starting Kafka")
-        broker = stack.enter_context(Broker.start(config.out / "broker", port=0))
+        broker = stack.enter_context(Broker.start(config.out / "broker", port=0, tied_to_us=True))
         settings = _settings(config, broker.bootstrap)
         folder = _log(config)
         log = Log(folder)
@@ -84,7 +86,7 @@ def _play(kafka: KafkaConfig, log: Log, split: int, workers: Workers) -> Summary
     """Warm the workers up with the day before, then play on while watching."""
     lag = worker_lag(kafka)
     first = max(log.manifest.first_ts, split - DAY_MS)
-    warm = Player(kafka, lag=lag, ahead_ms_max=AHEAD_MS_MAX)
+    warm = Player(kafka, lag=lag, ahead_ms_max=AHEAD_MS_MAX, on_progress=PlayProgress())
     say("playing the catalogue and the day before, so that the caches are as warm as on any day")
     warm.catalogue(log)
     warm.play(log, first, split)
@@ -171,7 +173,7 @@ def command(*arguments: Any, settings: dict[str, str] | None = None) -> None:
     """Run one of our commands as a user would, its output on stderr."""
     line = [sys.executable, "-m", "solaris", *map(str, arguments)]
     console.print(f"[dim]$ solaris {' '.join(map(str, arguments))}[/dim]", soft_wrap=True)
-    done = subprocess.run(line, env=os.environ | (settings or {}), stdout=sys.stderr, check=False)
+    done = subprocess.run(tied(line), env=os.environ | (settings or {}), stdout=sys.stderr, check=False)
     if done.returncode:
         raise SolarisError(f"`solaris {arguments[0]}` ended with exit code {done.returncode}; its message is above")
 

@@ -222,7 +222,7 @@ def _line(watch: Watch, played: Played, span: tuple[int, int]) -> str:
     tiers = " ".join(f"{tier} {share:.0%}" for tier, share in watch.coverage().items())
     return (
         f"{_done(played, span):4.0%}  {played.events:,} events, {watch.results:,}/{watch.requests:,} results; {tiers}; "
-        f"p99 {watch.percentiles()['p99']:.0f} ms"
+        f"p99 {watch.percentiles()['p99']:.0f} ms; {played.held_s:.0f} s of waiting for the workers"
     )
 
 
@@ -231,6 +231,7 @@ def _table(watch: Watch, played: Played, span: tuple[int, int], workers: Workers
     latency, loss = watch.percentiles(), watch.log_loss()
     table = Table(title="Solaris, live", show_header=False, title_justify="left")
     table.add_row("played", f"{_done(played, span):.0%}   {played.events:,} events, {watch.requests:,} requests")
+    table.add_row("held back", f"{played.held_s:.0f} s of waiting for the workers")
     table.add_row("results", f"{watch.results:,}   {watch.open:,} open, {watch.repeats} repeated")
     table.add_row("coverage", "   ".join(f"{tier} {share:.1%}" for tier, share in watch.coverage().items()))
     table.add_row("FM pairs", f"{fm['asked']:,} asked, {fm['computed']:,} computed")

@@ -1,7 +1,7 @@
 """Worker processes of one machine: starts them as a user would, watches that they live, stops them in order.
 
 In: a bundle, a folder for state and logs, settings as environment variables. Out: processes and their stats files.
-Never leaves one running.
+Never leaves one running: they end with this process, even where it gets SIGKILL.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from schemas.errors import SolarisError
+from solaris.lifeline import tied
 
 ROLES = ("speculate", "infer", "serve")
 READY_S_MAX = 120.0
@@ -59,7 +60,7 @@ class Workers:
         with (self._folder / f"{role}.log").open("ab") as log:
             environment = os.environ | self._settings
             self._processes[role] = subprocess.Popen(
-                line, env=environment, stdout=log, stderr=log, start_new_session=True
+                tied(line), env=environment, stdout=log, stderr=log, start_new_session=True
             )
 
     def kill(self, role: str) -> None:

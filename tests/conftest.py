@@ -28,7 +28,10 @@ def broker() -> Iterator[object]:
     from solaris.broker import Broker
 
     # Not under pytest's own base directory: that keeps old runs, and a broker's data is large.
-    with tempfile.TemporaryDirectory(prefix="solaris-broker-") as directory, Broker.start(Path(directory)) as running:
+    with (
+        tempfile.TemporaryDirectory(prefix="solaris-broker-") as directory,
+        Broker.start(Path(directory), tied_to_us=True) as running,
+    ):
         yield running
 
 

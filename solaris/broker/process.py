@@ -30,6 +30,7 @@ from solaris.broker.properties import (
     log4j_properties,
     server_properties,
 )
+from solaris.lifeline import tied
 
 DEFAULT_DATA_DIR = Path(".solaris/broker")
 START_TIMEOUT_S = 90.0
@@ -58,8 +59,11 @@ class Broker:
     `bootstrap` is `host:port`; `pid` is the Java process; `log_path` is Kafka's log.
     """
 
-    def __init__(self, data_dir: Path, options: BrokerOptions, ports: Ports, pid: int) -> None:
+    def __init__(
+        self, data_dir: Path, options: BrokerOptions, ports: Ports, pid: int, *, tied_to_us: bool = False
+    ) -> None:
         self._place = Place(data_dir)
+        self._tied = tied_to_us
         self._process: subprocess.Popen[bytes] | None = None
         self.data_dir = data_dir
         self.options = options
@@ -88,9 +92,11 @@ class Broker:
         port: int = 0,
         options: BrokerOptions | None = None,
         timeout_s: float = START_TIMEOUT_S,
+        tied_to_us: bool = False,
     ) -> Broker:
         """Start a broker on `data_dir` and return when it answers; `port=0` picks a free one.
 
+        `tied_to_us`: it ends with this process, even where that gets SIGKILL (solaris/lifeline.py); `detach` is not for such a one.
         Raises `BrokerError` when the directory is in use, a port that was asked for is taken, or it does not answer
         within `timeout_s` seconds; the message ends with the last lines of its log.
         """
@@ -100,7 +106,7 @@ class Broker:
         jars = class_path()
         deadline = time.monotonic() + timeout_s
         for attempt in range(1, BIND_TRIES_MAX + 1):
-            broker = cls(data_dir, options, free_ports(options.host, port), pid=0)
+            broker = cls(data_dir, options, free_ports(options.host, port), pid=0, tied_to_us=tied_to_us)
             broker._spawn(jars)
             try:
                 broker._wait_until_it_answers(deadline)
@@ -146,6 +152,7 @@ class Broker:
 
     def detach(self) -> None:
         """Leave it running when this process ends; `attach` finds it again."""
+        assert not self._tied, "a broker that ends with us can't be left running"
         if self._process is not None:
             self._process.returncode = 0  # Popen would warn of a child that still runs
             self._process = None
@@ -185,9 +192,10 @@ class Broker:
             self._place.log4j.write_text(log4j_properties(self._place.log))
             jvm = [*JVM_FLAGS, f"-Xmx{self.options.heap_mb_max}m", f"-Dlog4j2.configurationFile={self._place.log4j}"]
             self._format(jvm, jars)
+            java = self._java([*jvm, "-cp", _join(jars), "kafka.Kafka", str(self._place.properties)])
             with self._place.console.open("ab") as console:
                 self._process = subprocess.Popen(
-                    self._java([*jvm, "-cp", _join(jars), "kafka.Kafka", str(self._place.properties)]),
+                    tied(java) if self._tied else java,
                     stdin=subprocess.DEVNULL,
                     stdout=console,
                     stderr=console,

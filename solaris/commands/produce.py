@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from schemas.errors import SolarisError
 from schemas.topics import EVENTS, ITEMS, RANKING_REQUESTS
 from solaris.commands import emit, kafka_config, require_topics
-
-if TYPE_CHECKING:
-    from agents.player import Played
+from solaris.progress import PlayProgress
 
 HELP = """Play an event log onto the topics, live.
 
@@ -30,8 +26,6 @@ Examples:
 Exit codes: 0 every record is acknowledged, 1 some are not (the count is printed), topics are missing or Kafka does not
 answer, 2 a wrong call or setting.
 """
-
-PROGRESS_S = 5.0
 
 app = typer.Typer()
 
@@ -60,7 +54,7 @@ def produce(
     source = Log(log)
     require_topics(kafka, EVENTS, RANKING_REQUESTS, *([ITEMS] if catalogue else []))
     lag = worker_lag(kafka) if hold_back else None
-    player = Player(kafka, speed=speed, lag=lag, ahead_ms_max=ahead_ms, on_progress=_Progress())
+    player = Player(kafka, speed=speed, lag=lag, ahead_ms_max=ahead_ms, on_progress=PlayProgress())
     if catalogue:
         player.catalogue(source)
     played = player.play(source, from_ts, to_ts)
@@ -72,19 +66,3 @@ def produce(
     )
     if played.undelivered:
         raise SolarisError(f"{played.undelivered} records were not acknowledged: {played.errors}; send the span again")
-
-
-class _Progress:
-    """One line on stderr every `PROGRESS_S` seconds, so that a long play isn't silent; stdout stays for the result."""
-
-    def __init__(self) -> None:
-        self._due = time.monotonic() + PROGRESS_S
-
-    def __call__(self, played: Played) -> None:
-        if time.monotonic() >= self._due:
-            self._due = time.monotonic() + PROGRESS_S
-            print(
-                f"  {played.events:,} events and {played.requests:,} requests sent, up to ts {played.last_ts}; "
-                f"{played.held_s:.0f} s of waiting for the workers",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip

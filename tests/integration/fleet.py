@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from solaris.lifeline import tie
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.integration.preload"])
 
@@ -32,6 +34,7 @@ def until(true: Callable[[], Any], timeout_s: float = 60.0, what: str | Callable
 
 
 def _command(line: list[str], environment: Mapping[str, str], log: str) -> None:
+    tie(os.getppid())  # the fork server, which ends with the tests
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
