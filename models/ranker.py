@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from models.features import DENSE, F32, I32, Features, Vectors, no_vectors, pair_starts, take_requests
-from models.scoring import ATTENTION_MAX, EMPTY, HOUR_MS, Scorer
+from models.layers import ATTENTION_MAX, EMPTY, HOUR_MS
+from models.scoring import Scorer
 from models.seeded import Linear, State, generator, initialise, load_state, state_of, threads
 
 F64 = npt.NDArray[np.float64]

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from schemas.errors import StateError
+from models.jit import compiled, number, reads, writes
+from schemas.errors import BadRecord, StateError
 from schemas.inference import Embeddings
 from schemas.keys import user_key
 from streams.state.prune import Rule, Rules
@@ -31,6 +32,7 @@ _SPACE = struct.Struct(">Q")
 _PANE = struct.Struct(">Q")
 _ROW_HEAD = 2
 
+F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
 
@@ -75,16 +77,11 @@ class Aggregate:
         self._check(rows)
         table = np.frombuffer(b"".join([value for _, value in rows]), "<i8").reshape(-1, _ROW_HEAD + d)
         pane = np.frombuffer(b"".join([key[-8:] for key, _ in rows]), ">u8").astype(np.int64)
-        owner = np.repeat(np.arange(r), [len(user_rows) for user_rows in found])
-        age = (np.broadcast_to(np.asarray(now, np.int64), (r,)) // self.pane_ms)[owner] - pane
-        live = (age >= 0) & (age < self.window_ms // self.pane_ms)
-        owner, table = owner[live], table[live]
-        total, newest = np.zeros((r, 1 + d), np.int64), np.full(r, -1, np.int64)
-        np.add.at(total, owner, np.delete(table, 1, axis=1))
-        np.maximum.at(newest, owner, table[:, 1])
-        count = total[:, 0]
-        mean = total[:, 1:] / (np.maximum(count, 1)[:, None] * FIXED_POINT)
-        return Means(mean.astype(np.float32), count, newest)
+        ends = np.cumsum([len(user_rows) for user_rows in found], dtype=np.int64)
+        at = np.ascontiguousarray(np.broadcast_to(np.asarray(now, np.int64) // self.pane_ms, (r,)))
+        means = Means(np.empty((r, d), np.float32), np.empty(r, np.int64), np.empty(r, np.int64))
+        _mean(table, pane, ends, at, self.window_ms // self.pane_ms, means.mean, means.count, means.newest_ms)
+        return means
 
     def rules(self) -> Rules:
         """Panes live for the window."""
@@ -101,6 +98,27 @@ class Aggregate:
                 )
 
 
+@compiled(
+    reads(np.int64, 2), reads(np.int64), reads(np.int64), reads(np.int64), number(np.int64),
+    writes(np.float32, 2), writes(np.int64), writes(np.int64),
+)  # fmt: skip
+def _mean(table: I64, pane: I64, ends: I64, now: I64, panes: int, mean: F32, count: I64, newest: I64) -> None:
+    """User i's rows of `table` end at `ends[i]`; sums are exact integers, so their order doesn't matter."""
+    d, start = mean.shape[1], 0
+    total = np.zeros(d, np.int64)
+    for i in range(len(ends)):
+        count[i], newest[i] = 0, -1
+        total[:] = 0
+        for row in range(start, ends[i]):
+            if 0 <= now[i] - pane[row] < panes:
+                count[i] += table[row, 0]
+                newest[i] = max(newest[i], table[row, 1])
+                total += table[row, _ROW_HEAD:]
+        for k in range(d):
+            mean[i, k] = total[k] / (max(count[i], 1) * FIXED_POINT)
+        start = ends[i]
+
+
 def _row(message: Embeddings, mask: npt.NDArray[np.bool_]) -> I64:
     """Count, as_of and fixed-point sum of one message's accepted vectors, int64 [2 + d]."""
     scaled = message.codes[mask].astype(np.float64) * (message.scales[mask, None].astype(np.float64) * FIXED_POINT)
@@ -109,10 +127,12 @@ def _row(message: Embeddings, mask: npt.NDArray[np.bool_]) -> I64:
 
 
 def _merged(key: bytes, a: I64, b: I64) -> I64:
+    """Raises `BadRecord`: it is the record that comes with another size than its space has here."""
     if len(a) != len(b):
-        raise StateError(
+        raise BadRecord(
+            "vector",
             f"user_panes of key {key!r}: sums of {len(a) - _ROW_HEAD} and {len(b) - _ROW_HEAD} numbers in one embedding space; "
-            "a compressor of another size needs another space"
+            "a compressor of another size needs another space",
         )
     merged = a + b
     merged[1] = max(a[1], b[1])

@@ -17,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from models.jit import compiled, reads, writes
 from schemas.events import IMPRESSION_CODE, POSITIVE_CODES, EventBatch
 from schemas.keys import user_key
 from streams.items import ItemIndex
@@ -29,10 +30,11 @@ WINDOW_MS = PANE_MS * PANES
 COUNT_MAX = 2**31 - 1
 """A pane's count stops here: a saturated sum is the same in any order, a wrapped one is wrong in all."""
 
+I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 Index = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 
-_RECORD_BYTES = 12
+_NUMBER_BYTES, _RECORD_BYTES = 4, 12
 _NEVER = -(2**30)  # a pane no event can have
 _POSITIVE = np.zeros(256, np.bool_)
 _POSITIVE[list(POSITIVE_CODES)] = True
@@ -107,11 +109,34 @@ class Rings:
 
     def window(self, rows: Index, now: int | I64) -> I64:
         """Counts in (now - 24 h, now], int64 [n, 2]; `now` is one time or one a row."""
-        pane = np.asarray(now, np.int64) // PANE_MS
-        age = (pane if pane.ndim == 0 else pane[:, None]) - self.panes[rows]
-        live = (age >= 0) & (age < PANES)
-        counts: I64 = np.einsum("rpc,rp->rc", self.counts[rows], live, dtype=np.int64)
+        pane = np.broadcast_to(np.asarray(now, np.int64) // PANE_MS, (len(rows),))
+        counts = np.empty((len(rows), 2), np.int64)
+        _window(self.panes, self.counts, rows.astype(np.int64), np.ascontiguousarray(pane), counts)
         return counts
+
+
+@compiled(reads(np.int32, 2), reads(np.int32, 3), reads(np.int64), reads(np.int64), writes(np.int64, 2))
+def _window(panes: I32, counts: I32, rows: I64, now: I64, out: I64) -> None:
+    for i in range(len(rows)):
+        row = rows[i]
+        out[i, 0] = out[i, 1] = 0
+        for slot in range(PANES):
+            if 0 <= now[i] - panes[row, slot] < PANES:
+                out[i, 0] += counts[row, slot, 0]
+                out[i, 1] += counts[row, slot, 1]
+
+
+@compiled(reads(np.uint32), reads(np.int64), reads(np.int64), writes(np.int64, 2))
+def _window_of_records(records: npt.NDArray[np.uint32], ends: I64, now: I64, out: I64) -> None:
+    """The same from the store's rows end to end; row i's records end at `ends[i]`, in numbers."""
+    start = 0
+    for i in range(len(ends)):
+        out[i, 0] = out[i, 1] = 0
+        for at in range(start, ends[i], 3):
+            if 0 <= now[i] - np.int64(records[at]) < PANES:
+                out[i, 0] += records[at + 1]
+                out[i, 1] += records[at + 2]
+        start = ends[i]
 
 
 class ItemCounters:
@@ -156,10 +181,12 @@ class ItemCounters:
 
     def read_users(self, reader: Reader, users: Sequence[str], now: int | I64) -> I64:
         """(events, positives) in (now - 24 h, now] of each user, int64 [r, 2]."""
-        rows = np.arange(len(users))
-        rings = Rings(len(users))
-        rings.load(rows, reader.get("user_counters", [user_key(user) for user in users]))
-        return rings.window(rows, now)
+        values = [value or b"" for value in reader.get("user_counters", [user_key(user) for user in users])]
+        pane = np.broadcast_to(np.asarray(now, np.int64) // PANE_MS, (len(users),))
+        ends = np.cumsum([len(value) // _NUMBER_BYTES for value in values], dtype=np.int64)
+        counts = np.empty((len(users), 2), np.int64)
+        _window_of_records(np.frombuffer(b"".join(values), "<u4"), ends, np.ascontiguousarray(pane), counts)
+        return counts
 
     def rules(self) -> Rules:
         """Rows show for 24 h and are kept twice as long: panes next to one that still shows are part of a row's bytes."""

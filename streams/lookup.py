@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
+import numpy.typing as npt
 
 from models.features import F32, I32, I64, U8, Vectors
+from models.jit import compiled, number, reads, writes
 from schemas.ranking import TIERS
 from streams.aggregate import Means
 from streams.cache import PairRows
@@ -50,15 +52,18 @@ def lookup(
     ttl_ms: int,
 ) -> Found:
     """`candidates` has r lists with n items in all, `request` int32 [n], `now` int64 [r]; `pairs` has r entries in one space."""
-    exact, exact_age = _exact(candidates, now, pairs, means.mean.shape[1], ttl_ms)
+    n, d = len(request), means.mean.shape[1]
     user_age = mean_age(means, now)
-    vectors = Vectors(exact, exact_age, means.mean, user_age, neighbors.vector, neighbors.age_ms)
-    ages = np.stack((exact_age, user_age[request], neighbors.age_ms[request]))
-    tier = np.where((ages >= 0).any(0), (ages >= 0).argmax(0), NONE).astype(np.uint8)
-    best = np.where(
-        tier == NONE, MISSING, np.take_along_axis(ages, np.minimum(tier, NEIGHBOR)[None].astype(np.intp), 0)[0]
+    vectors = Vectors(
+        np.empty((n, d), np.float32), np.empty(n, np.int64), means.mean, user_age, neighbors.vector, neighbors.age_ms
     )
-    return Found(vectors, tier, best)
+    found = Found(vectors, np.empty(n, np.uint8), np.empty(n, np.int64))
+    as_of, scales, codes = _end_to_end(pairs, d)
+    _ladder(
+        _places(candidates, pairs), request, now, as_of, scales, codes, user_age, neighbors.age_ms, ttl_ms,
+        vectors.exact, vectors.exact_age_ms, found.tier, found.age_ms,
+    )  # fmt: skip
+    return found
 
 
 def mean_age(means: Means, now: I64) -> I64:
@@ -66,16 +71,8 @@ def mean_age(means: Means, now: I64) -> I64:
     return np.where(means.count > 0, np.maximum(now - means.newest_ms, 0), MISSING)
 
 
-def _exact(
-    candidates: Sequence[Sequence[str]], now: I64, pairs: Sequence[PairRows], d: int, ttl_ms: int
-) -> tuple[F32, I64]:
-    """Fresh vectors of the pairs, float32 [n, d], and their ages.
-
-    A vector from ahead of `now` (the embeddings were read before the events that they follow) has age 0, so that a TTL of 0 is off
-    for it too.
-    """
-    sizes = [len(names) for names in candidates]
-    vectors, ages = np.zeros((sum(sizes), d), np.float32), np.full(sum(sizes), MISSING, np.int64)
+def _places(candidates: Sequence[Sequence[str]], pairs: Sequence[PairRows]) -> I64:
+    """Where each candidate's vector lies in the users' pairs end to end, int64 [n]; -1: nowhere."""
     found: list[int] = []
     first = 0
     for names, rows in zip(candidates, pairs, strict=True):
@@ -85,15 +82,49 @@ def _exact(
         else:
             found += [MISSING] * len(names)
         first += len(rows.items)
-    place = np.array(found, np.int64)
-    hits = np.flatnonzero(place >= 0)
-    if not len(hits):
-        return vectors, ages
-    place = place[hits]
-    age = np.maximum(np.repeat(now, sizes)[hits] - np.concatenate([rows.as_of for rows in pairs])[place], 0)
-    fresh = age < ttl_ms
-    hits, place = hits[fresh], place[fresh]
-    ages[hits] = age[fresh]
-    scales = np.concatenate([rows.scales for rows in pairs])[place, None]
-    vectors[hits] = np.concatenate([rows.codes for rows in pairs])[place] * scales
-    return vectors, ages
+    return np.array(found, np.int64)
+
+
+def _end_to_end(pairs: Sequence[PairRows], d: int) -> tuple[I64, F32, npt.NDArray[np.int8]]:
+    if not pairs:
+        return np.empty(0, np.int64), np.empty(0, np.float32), np.empty((0, d), np.int8)
+    return (
+        np.concatenate([rows.as_of for rows in pairs]),
+        np.concatenate([rows.scales for rows in pairs]),
+        np.concatenate([rows.codes for rows in pairs]),
+    )
+
+
+@compiled(
+    reads(np.int64), reads(np.int32), reads(np.int64), reads(np.int64), reads(np.float32), reads(np.int8, 2),
+    reads(np.int64), reads(np.int64), number(np.int64),
+    writes(np.float32, 2), writes(np.int64), writes(np.uint8), writes(np.int64),
+)  # fmt: skip
+def _ladder(
+    place: I64, request: I32, now: I64, as_of: I64, scales: F32, codes: npt.NDArray[np.int8],
+    user_age: I64, neighbor_age: I64, ttl_ms: int,
+    exact: F32, exact_age: I64, tier: U8, best_age: I64,
+) -> None:  # fmt: skip
+    """Each pair's exact vector and its age, its tier and that tier's age.
+
+    A vector from ahead of `now` (the embeddings were read before the events that they follow) has age 0, so that a TTL of 0 is off
+    for it too.
+    """
+    for i in range(len(request)):
+        q, at = request[i], place[i]
+        age = max(now[q] - as_of[at], 0) if at >= 0 else ttl_ms
+        if age < ttl_ms:
+            exact_age[i] = age
+            for k in range(exact.shape[1]):
+                exact[i, k] = codes[at, k] * scales[at]
+        else:
+            exact_age[i] = MISSING
+            exact[i, :] = 0.0
+        if exact_age[i] >= 0:
+            tier[i], best_age[i] = EXACT, age
+        elif user_age[q] >= 0:
+            tier[i], best_age[i] = USER, user_age[q]
+        elif neighbor_age[q] >= 0:
+            tier[i], best_age[i] = NEIGHBOR, neighbor_age[q]
+        else:
+            tier[i], best_age[i] = NONE, MISSING

@@ -45,6 +45,7 @@ class BatchConsumer(Consumer):
         self._sought = asyncio.Event()
         self._committing = asyncio.Lock()
         self._open: frozenset[Partition] = frozenset()
+        self._ahead: tuple[int, asyncio.Task[Any]] | None = None  # the poll that was begun, and its session
 
     def _new_consumer_thread(self) -> BatchConsumerThread:
         return BatchConsumerThread(self, loop=self.loop, beacon=self.beacon)
@@ -77,13 +78,36 @@ class BatchConsumer(Consumer):
         if self.should_stop or not session:
             return
         self._refresh_open()
-        found = await self._thread.run(self._thread.in_thread_poll(session, _Live(self), self.wiring.rows_max, _POLL_S))
-        for item in found:
-            if session != self._session or not self.flow_active:
+        deliveries = [await self._enter(item) for item in await self._poll(session)]
+        self._poll_ahead(session)
+        for delivery in deliveries:
+            if session != self._session:
                 return
-            delivery = await self._enter(item)
             if delivery is not None:
-                yield TP(*item.partition), self._message(delivery)
+                yield TP(*delivery.ticket.partition), self._message(delivery)
+
+    async def _poll(self, session: int) -> list[Found]:
+        """What the poll that was begun ahead found, or a new one if it was of another session."""
+        begun, poll = self._ahead or (0, None)
+        self._ahead = None
+        if poll is None or begun != session:
+            poll = self._begin_poll(session)
+        found: list[Found] = await poll
+        return found if session == self._session else []
+
+    def _poll_ahead(self, session: int) -> None:
+        """Begin the next poll before this one's batches are processed: meanwhile the thread takes what comes and asks for more,
+        where aiokafka would wait with its next request until somebody took what it has. All that was found is entered by now."""
+        if session == self._session and not self.should_stop:
+            self._ahead = session, self._begin_poll(session)
+
+    def _begin_poll(self, session: int) -> asyncio.Task[Any]:
+        thread, rows_max = self._thread, self.wiring.rows_max
+        poll = asyncio.ensure_future(thread.run(thread.in_thread_poll(session, _Live(self), rows_max, _POLL_S)))
+        poll.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # whoever waits for it hears of an error
+        return poll
 
     async def _enter(self, item: Found) -> Delivery | None:
         """Enter what was found in the ledger. A poll that was lost on its way here shows as a jump: read it again."""

@@ -118,6 +118,11 @@ class Ledger:
         while lane.queue and lane.queue[0].state is State.DONE:
             lane.prefix = lane.queue.popleft().end
 
+    def finished(self, partition: Partition) -> int:
+        """Everything below this offset is finished, or holds no record that a consumer is shown; 0 for a partition not here."""
+        lane = self._lanes.get(partition)
+        return 0 if lane is None else lane.prefix
+
     def depth(self, partition: Partition) -> int:
         """Batches in flight, begun or waiting."""
         lane = self._lanes.get(partition)

@@ -52,7 +52,8 @@ class PartitionOutput(Protocol):
 class PartitionStart:
     """What a processor starts from: for each topic of the partition the group's commit (None = never), and the log's ends.
 
-    The log of topic t holds offsets [begin[t], end[t]).
+    The log of topic t holds offsets [begin[t], end[t]). `finished(t)` is asked at any time: below it everything was processed or
+    holds nothing to process, such as a transaction's marker, of which no batch ever tells.
     """
 
     partition: int
@@ -60,6 +61,7 @@ class PartitionStart:
     begin: Mapping[str, int]
     end: Mapping[str, int]
     output: PartitionOutput
+    finished: Callable[[str], int] = lambda _: 0
 
 
 class PartitionProcessor(Protocol):

@@ -147,6 +147,7 @@ class Wiring:
                 {name: held.begin for name, held in of.items()},
                 {name: held.end for name, held in of.items()},
                 output,
+                self._finished(number),
             )
             if seat is None:
                 seat = self.runner.seats[number] = Seat(self._made(start), output)
@@ -161,6 +162,9 @@ class Wiring:
     def close(self) -> None:
         """Close every processor, at the end of the process."""
         self.release(set())
+
+    def _finished(self, number: int) -> Callable[[str], int]:
+        return lambda topic: self.ledger.finished((topic, number))
 
     def _made(self, start: PartitionStart) -> Any:
         try:

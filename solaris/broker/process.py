@@ -45,6 +45,7 @@ PROBE_S = 2.0
 JVM_FLAGS = (
     "-server",
     "-Djava.awt.headless=true",
+    "-XX:TieredStopAtLevel=1",
     "-XX:+UseG1GC",
     "-XX:MaxGCPauseMillis=20",
     "-XX:+ExplicitGCInvokesConcurrent",
