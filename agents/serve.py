@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from agents.kafka import KafkaConfig
 from agents.readback import read_back
 from agents.shell import Records, WorkerContext, handler_error, keyed, letter, origin
+from agents.since import since
 from agents.transport.batch import RecordBatch
 from agents.transport.partition import InputTopic, PartitionStart
 from models.bundle import Bundle
@@ -23,7 +24,8 @@ from schemas.errors import BadRecord, ConfigError, FatalError
 from schemas.events import EventBatch, decode_events
 from schemas.inference import Embeddings, decode_embeddings
 from schemas.ranking import CheckedRequest, decode_request, decode_result
-from schemas.topics import EMBEDDINGS, EVENTS, RANKED_RESULTS, RANKING_REQUESTS
+from schemas.topics import EMBEDDINGS, EVENTS, RANKED_RESULTS, RANKING_REQUESTS, TopicSpec
+from streams.cache import RETENTION_MS_MIN
 from streams.neighbors import Cut, Generation
 from streams.serve import Serve, ServeConfig
 from streams.state.store import Store
@@ -62,7 +64,7 @@ class ServeProcessor:
         self.core = Serve(
             start.partition, bundle.hash, bundle.ranker, base, bundle.space, bundle.d, config, store, context.items
         )
-        self._store = store
+        self._store, self._finished = store, start.finished
         self._due = {EVENTS.name: start.end[context.kafka.topic(EVENTS)]}
         self._due[EMBEDDINGS.name] = start.end[context.kafka.topic(EMBEDDINGS)]
         self._cut: Cut | None = None
@@ -78,7 +80,8 @@ class ServeProcessor:
         context.placed(start.partition, self)
 
     def positions(self, start: PartitionStart) -> Mapping[str, int | None]:
-        """Folds begin at their stamp, else at the log's start; requests at the committed offset.
+        """Folds begin at their stamp; without one, embeddings where a vector can still count, events at the log's start (histories
+        have no window). Requests begin at the committed offset.
 
         At each assignment, also where the partition stayed: another may have answered for it meanwhile, and what is not committed
         comes again.
@@ -87,7 +90,7 @@ class ServeProcessor:
         for spec in (EVENTS, EMBEDDINGS):
             name = self._kafka.topic(spec)
             stamp = self._store.stamp(spec.name)
-            wanted[name] = start.begin[name] if stamp is None else stamp
+            wanted[name] = self._first(start, spec) if stamp is None else stamp
             if stamp is not None and stamp > start.end[name]:
                 raise FatalError(
                     f"{name}-{self._partition}: the state has folded offset {stamp - 1}, but the log ends at {start.end[name]}: "
@@ -97,6 +100,15 @@ class ServeProcessor:
             self._due[spec.name] = 0 if nothing_left else start.end[name]
         self._results_from = self._read_results(start)
         return wanted
+
+    def _first(self, start: PartitionStart, spec: TopicSpec) -> int:
+        """Where a fold without a stamp begins."""
+        name, config = self._kafka.topic(spec), self.core.config
+        if spec is not EMBEDDINGS:
+            return start.begin[name]
+        window_ms = max(config.ttl_ms, config.window_ms, RETENTION_MS_MIN)
+        ends = start.begin[name], start.end[name]
+        return since(self._kafka, name, self._partition, ends, window_ms, lambda value: decode_embeddings(value).as_of)
 
     def process(self, batch: RecordBatch) -> None:
         """Fold or answer one batch."""
@@ -137,8 +149,14 @@ class ServeProcessor:
 
     @property
     def degraded(self) -> bool:
-        """Whether something that was in the log at the assignment is not folded yet."""
-        return any((self._store.stamp(name) or 0) < end for name, end in self._due.items())
+        """Whether something that was in the log at the assignment is not folded yet.
+
+        The stamp alone can't say it: behind the last record there may be a transaction's marker, or what was aborted.
+        """
+        return any(
+            max(self._store.stamp(spec.name) or 0, self._finished(self._kafka.topic(spec))) < self._due[spec.name]
+            for spec in (EVENTS, EMBEDDINGS)
+        )
 
     def counts(self) -> dict[str, Any]:
         """What happened here so far."""

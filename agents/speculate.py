@@ -12,6 +12,7 @@ from typing import Any
 from agents.kafka import KafkaConfig
 from agents.serve import own_events
 from agents.shell import Records, WorkerContext, handler_error, keyed, letter
+from agents.since import since
 from agents.transport.batch import RecordBatch
 from agents.transport.partition import InputTopic, PartitionStart
 from models.bundle import Bundle
@@ -57,8 +58,8 @@ class SpeculateProcessor:
         context.placed(start.partition, self)
 
     def positions(self, start: PartitionStart) -> Mapping[str, int | None]:
-        """Events and results from the smaller of stamp and commit, heads from their stamp; without one from the log's start, but
-        results from the commit: their past is no more than soft."""
+        """Events and results from the smaller of stamp and commit, heads from their stamp. Without one: events from the log's start
+        (histories have no window), results from the commit (their past is no more than soft), heads from a TTL ago."""
         events, results, heads = (self._kafka.topic(spec) for spec in TOPICS)
         self._answer_from = {name: _answered(start, name) for name in (events, results)}
         stamps = [self._store.stamp(spec.name) for spec in TOPICS]
@@ -67,8 +68,13 @@ class SpeculateProcessor:
         return {
             events: min(folded, self._answer_from[events]),
             results: min(counted, self._answer_from[results]),
-            heads: start.begin[heads] if stamps[2] is None else stamps[2],
+            heads: self._live_heads(start, heads) if stamps[2] is None else stamps[2],
         }
+
+    def _live_heads(self, start: PartitionStart, topic: str) -> int:
+        """Where heads begin that may still be fresh."""
+        ends, ttl_ms = (start.begin[topic], start.end[topic]), self.core.config.ttl_ms
+        return since(self._kafka, topic, self._partition, ends, ttl_ms, lambda value: decode_embeddings(value).as_of)
 
     def process(self, batch: RecordBatch) -> None:
         """Fold or answer one batch."""

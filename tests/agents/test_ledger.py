@@ -59,12 +59,14 @@ def test_a_gap_without_records_is_committed_with_what_comes_before_it() -> None:
     ticket = ledger.add(P, 4)
     assert ticket is not None
     ledger.advance(P, 9)
-    assert ledger.committable(lambda _: "")[P].offset == 0
+    assert ledger.committable(lambda _: "")[P].offset == ledger.finished(P) == 0
     ledger.begin(ticket)
     ledger.done(ticket)
-    assert ledger.committable(lambda _: "")[P].offset == 9
+    assert ledger.committable(lambda _: "")[P].offset == ledger.finished(P) == 9
     ledger.advance(P, 11)
-    assert ledger.committable(lambda _: "")[P].offset == 11
+    assert ledger.committable(lambda _: "")[P].offset == ledger.finished(P) == 11
+    ledger.revoke([P])
+    assert ledger.finished(P) == 0
 
 
 def test_reading_again_from_below_the_commit_never_takes_it_back() -> None:
