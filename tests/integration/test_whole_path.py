@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import jsonschema  # type: ignore[import-untyped] # it has no stubs
 import pytest
 
 from agents.player import Player
-from schemas.log import Log
+from schemas.log import Log, LoggedRequest, merge
 from schemas.ranking import TIERS, decode_result
 from schemas.topics import EVENTS
 from tests.integration.fleet import until
@@ -53,15 +53,7 @@ def test_a_log_goes_through_the_whole_path(install: Callable[..., Installation],
     assert tiers["exact"] > 0
     assert tiers["user"] > 0
 
-    # cause and effect: no result rests on an event that followed its request
-    first_outcome: dict[str, int] = {}
-    for message in here.read(EVENTS):
-        request_id = json.loads(message.value() or b"{}").get("request_id")
-        if request_id is not None:
-            first_outcome.setdefault(request_id, message.offset() or 0)
-    rests_on = {request_id: decode_result(value).basis.events for (_, request_id), (value,) in answers.items()}
-    assert len(first_outcome) > 50
-    assert [name for name, offset in first_outcome.items() if rests_on[name] > offset] == []
+    _assert_cause_and_effect(here, log)
 
     assert max(decode_result(value).basis.items for (value,) in answers.values()) == log.manifest.items
     assert here.dead_letters() == []
@@ -75,3 +67,24 @@ def test_a_log_goes_through_the_whole_path(install: Callable[..., Installation],
     assert {worker.stop() for worker in (speculate, infer, serve)} == {0}
     assert books()[0] == books()[1] + books()[2]
     assert serve.counts["requests"] == len(asked)  # the last word of a stopped worker still has its counts
+
+
+def _assert_cause_and_effect(here: Installation, log: Log) -> None:
+    """A result rests on all that its user did before the request, and on nothing of what came after."""
+    offsets: dict[str, list[int]] = defaultdict(list)
+    for message in here.read(EVENTS):
+        offsets[(message.key() or b"").decode()].append(message.offset() or 0)
+    results, done = here.results(), Counter[str]()
+    missed, leaked, judged = [], [], 0
+    for _, record in merge(log.events(), log.requests()):
+        user = str(record.user_id)
+        if not isinstance(record, LoggedRequest):
+            done[user] += 1
+            continue
+        folded = results[user, str(record.request_id)].basis.events
+        before, after = offsets[user][: done[user]], offsets[user][done[user] :]
+        judged += bool(before and after)
+        missed += [record.request_id for offset in before[-1:] if offset >= folded]
+        leaked += [record.request_id for offset in after[:1] if offset < folded]
+    assert judged > 50
+    assert (missed, leaked) == ([], [])
