@@ -230,7 +230,8 @@ class ItemTable:
             self._grow(max(len(self.names), 2 * len(self.hash), 1024))
         slots = slice(first, len(self.names))
         self.hash[slots] = np.fromiter(map(hash64, new), np.uint64, len(new))
-        self.category[slots] = self.items.category[self.items.intern(new)]
+        rows = self.items.intern(new)  # before its arrays are looked at: they are replaced when they grow
+        self.category[slots] = self.items.category[rows]
         self.first_ms[slots] = self.used_ms[slots] = now
         self.features[slots] = self._unseen
         self._changed.add(np.arange(first, len(self.names)))
@@ -250,7 +251,8 @@ class ItemTable:
         self._touches += len(slots)
         unique = np.unique(slots)
         self._changed.add(unique)
-        self.category[unique] = self.items.category[self.rows(unique)]
+        rows = self.rows(unique)
+        self.category[unique] = self.items.category[rows]
 
     def _refresh(self, now: int) -> None:
         n = slice(0, len(self))

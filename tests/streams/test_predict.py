@@ -259,3 +259,13 @@ def test_a_sweep_keeps_the_used_and_everything_follows_it() -> None:
     assert set(neighbors[0].tolist()) == {-1, int(again[1])}
     assert one.table.hash[again].tolist() == [hash64("i30"), hash64("i31")]
     assert one.table.touched_day.read(again, NOW + MINUTE) == pytest.approx([1, 1])
+
+
+def test_items_that_no_catalogue_knows_are_taken_while_the_index_grows() -> None:
+    table = ItemTable(ItemIndex(), 10_000, 1, 1)
+    for first in range(0, 6_000, 1_500):
+        slots = table.intern([f"i{item}" for item in range(first, first + 1_500)], NOW)
+        assert slots.tolist() == list(range(first, first + 1_500))
+    table.items.intern([f"other{item}" for item in range(5_000)])
+    table.touch(slots, np.full(len(slots), NOW))
+    assert not table.category[: len(table)].any()
