@@ -15,5 +15,6 @@ RUN useradd --system solaris && mkdir /state && chown solaris /state
 USER solaris
 WORKDIR /app
 VOLUME /state
-ENV PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
+# What numba compiles at the first start is kept with the state.
+ENV PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 NUMBA_CACHE_DIR=/state/.compiled
 ENTRYPOINT ["/app/.venv/bin/python", "-m", "solaris"]
