@@ -97,7 +97,7 @@ def _cases(now: int, space: int) -> Iterator[tuple[TopicSpec, list[Bad], Callabl
             encode_embeddings(_vectors(n, space)),
         ),
     )
-    other = Bad("key", b"another", _good_result(0)[1])
+    other = Bad("key", b"another", _good_result(99)[1])
     yield RANKED_RESULTS, [*_bad_json(USER), other], _good_result
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from schemas.inference import encode_fm_request
@@ -172,7 +174,7 @@ def test_other_limits_and_another_space_begin_anew_and_leave_nothing_behind() ->
 @pytest.mark.parametrize("seed", range(3))
 def test_a_column_log_is_its_columns_and_stays_short(seed: int) -> None:
     rng, store, start, end = np.random.default_rng(seed), MemoryStore(), 0, 0
-    columns = {"n": np.zeros(20_000, np.int64), "v": np.zeros((20_000, 3), np.float32)}
+    columns: dict[str, npt.NDArray[Any]] = {"n": np.zeros(20_000, np.int64), "v": np.zeros((20_000, 3), np.float32)}
     log, changed, written = ColumnLog("t", [("n", "<i8"), ("v", "<f4", (3,))]), Changed(), 0
     for step in range(400):
         end = min(20_000, end + int(rng.integers(0, 60)))
