@@ -30,7 +30,7 @@ ASKED: dict[str, Callable[[KafkaConfig], object]] = {
     "lag": lambda kafka: Lag(kafka, {"group": [kafka.topic(EVENTS)]}, WAIT_S),
     "results": lambda kafka: ResultReader(kafka, timeout_s=WAIT_S),
     "rank": lambda kafka: rank(kafka, "u", ["i"], timeout_s=WAIT_S),
-    "catalogue": lambda kafka: Catalogue(kafka, lambda items: None, timeout_s=WAIT_S),
+    "catalogue": lambda kafka: Catalogue(kafka, lambda _items: None, timeout_s=WAIT_S),
     "read back": lambda kafka: read_back(kafka, kafka.topic(EVENTS), 0, None, 1_000, WAIT_S),
 }
 

@@ -204,7 +204,7 @@ def test_spaces_do_not_mix_and_another_dimension_is_an_error() -> None:
         worker.cache.read(worker.store, "u", 8)
     with pytest.raises(StateError, match="5 numbers, the ranker reads 3"):
         worker.aggregate.mean(worker.store, ["u"], 8, logs.BASE)
-    with pytest.raises(BadRecord, match="sums of 3 and 5 numbers|sums of 5 and 3 numbers") as caught:
+    with pytest.raises(BadRecord, match=r"sums of 3 and 5 numbers|sums of 5 and 3 numbers") as caught:
         worker.fold([dataclasses.replace(wide, as_of=logs.BASE + 1)])
     assert caught.value.reason == "vector"
 
