@@ -113,7 +113,8 @@ class Serve:
         self.items_applied = 0
         """Next offsets of the catalogue that `items` has applied, summed over its partitions; the caller keeps it."""
         self._pruner = Pruner(self.tables.rules())
-        self._records_since_cut = 0
+        known = store.stamp(EMBEDDINGS.name) is not None  # after a restart the rows are there, and no neighbours yet
+        self._records_since_cut = config.generation_records if known else 0
         self._counts = dict.fromkeys(_COUNTERS, 0)
 
     def events(self, batch: EventBatch, next_offset: int, origins: Mapping[str, int] | None = None) -> None:

@@ -11,6 +11,7 @@ from models.ranker import Ranker, RankerConfig
 from streams.aggregate import Means
 from streams.neighbors import Generation, Neighbors, NeighborsConfig, user_vectors
 from streams.serve import Serve
+from streams.state.memory import MemoryStore
 from tests.oracles.neighbors import nearest_mean
 from tests.streams.fakes import FakeRanker, item_index
 from tests.streams.serving import HOUR, NAMES, NOW, D, events, request, serve, vectors
@@ -161,6 +162,14 @@ def test_cuts_are_due_by_records() -> None:
     partition.cut()
     assert not partition.cut_due()
     assert not serve(generation_records=0).cut_due()
+
+
+def test_a_restarted_partition_cuts_at_once() -> None:
+    store = MemoryStore()
+    serve(store=store, generation_records=3).embeddings([vectors("u", ["i1"], NOW)], 1)
+    assert serve(store=store, generation_records=3).cut_due()
+    assert not serve(store=store, generation_records=0).cut_due()
+    assert not serve(generation_records=3).cut_due()
 
 
 def test_user_vectors_are_means_of_the_newest_rows() -> None:
