@@ -122,7 +122,7 @@ def load(folder: Path, name: str, days: float) -> Loaded:
 def first_ranker(log: Loaded) -> Ranker:
     """A ranker without vectors, of the requests before the measured part."""
     recorder = Recorder()
-    collector = Collector(log.index, recorder, ServeConfig().history_rows_max, 1)
+    collector = Collector(log.index, recorder, 1)
     serve = Serve(0, "", recorder, None, 0, D, ServeConfig(), MemoryStore(), log.index)
     pipeline = Pipeline([serve], before_rank=collector.before)
     slices = Feed(1, SLICE_MS).slices(log.events, log.requests)

@@ -5,7 +5,8 @@ compressor makes small and the ranker reads hours later. The history is encoded 
 the day, fresh counters) enters only in the heads above the shared layer: a vector in the cache can't know when it will be read,
 and so the vector learns what the ranker's own features don't tell. Two forms of
 user-item interplay, gated pooling and target attention, meet each item bilinearly: without those terms a larger model did not
-beat the ranker (MODELS). Never sees an id or a clock.
+beat the ranker (MODELS). A third, tastes, pools what each row's type makes of its item (a click pulls towards it, an impression
+away from it) over several learned spans of time. Never sees an id or a clock.
 """
 
 from __future__ import annotations
@@ -20,11 +21,25 @@ import torch
 from torch import Tensor, nn
 
 from models.seeded import Linear, State, generator, initialise, load_state, state_of
+from schemas.events import IMPRESSION_CODE
 
 ATTENTION_MAX = 20.0
 HOUR_MS = 3_600_000.0
 AGE_SCALES_HOURS = (1.0, 6.0, 24.0, 120.0)
 """A row's age reaches the model as log1p(hours) and as exp(-hours / scale) for each of these."""
+
+ITEM_TABLES = ("item_table", "target_item_table")
+"""What is known of single items: all that a refresh in the same space may learn."""
+
+_TABLE_STD = 0.2
+_ITEM_STD = 0.02
+"""Of an item's own row before it is learned: an item that training has not seen is its category and its content, not noise."""
+
+_SHOWN_SIGN = -0.25
+"""Where the sign of an impression starts: a taste is then about what was liked beyond what was shown. From +1 it is not found."""
+
+_TASTE_PRIOR = 3.0
+"""Rows' worth of doubt in a taste: a mean over few rows stays small."""
 
 _AGES = 1 + len(AGE_SCALES_HOURS)
 _EMPTY = -1e4  # an attention logit that exp turns into zero
@@ -40,16 +55,17 @@ class FmConfig:
     category_buckets: int = 1 << 10
     content_dims: int = 0
     context_dims: int = 0
-    history_rows: int = 100
+    history_rows: int = 164
     width: int = 32
     heads: int = 2
+    tastes: int = 4
     hidden: int = 128
     dims: int = 64
     head_hidden: int = 32
 
     @property
     def pair_inputs(self) -> int:
-        return self.width * (3 + 2 * self.heads) + 2 * self.heads + 4
+        return self.width * (3 + 2 * self.heads + self.tastes) + 2 * self.heads + self.tastes + 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +89,14 @@ class HistoryBatch:
 
 @dataclass(frozen=True, slots=True)
 class HistoryState:
-    """R encoded histories: `keys` [R, heads, H, w], `bias` [R, heads, H], `values` [R, H, w], `user` [R, w], `size` [R, 2]."""
+    """R encoded histories: `keys` [R, heads, H, w], `bias` [R, heads, H], `values` [R, H, w], `user` [R, w],
+    `tastes` [R, tastes, w], `size` [R, 2]."""
 
     keys: Tensor
     bias: Tensor
     values: Tensor
     user: Tensor
+    tastes: Tensor
     size: Tensor
 
 
@@ -112,6 +130,9 @@ class FoundationModel(nn.Module):
         self.key = Linear(w, heads * w, bias=False)
         self.key_bias = Linear(w + _AGES, heads)
         self.user_cross = Linear(w, w)
+        self.type_sign = nn.Parameter(torch.empty(256, w))
+        self.taste_gate = Linear(w + _AGES, config.tastes)
+        self.taste_cross = nn.Parameter(torch.empty(config.tastes, w, w))
         self.attended_cross = nn.Parameter(torch.empty(heads, w, w))
         self.hidden = Linear(config.pair_inputs, config.hidden)
         self.shared = Linear(config.hidden, config.dims)
@@ -126,12 +147,16 @@ class FoundationModel(nn.Module):
     def untrained(cls, config: FmConfig, seed: int) -> FoundationModel:
         """A model with random weights."""
         model = cls(config)
-        initialise(model, generator(seed), table_std=0.2)
+        initialise(model, generator(seed), table_std=_TABLE_STD)
         # from the start every bilinear term is a dot product of items: from random matrices it took hundreds of steps to find that
         eye = torch.eye(config.width)
         with torch.no_grad():
-            for matrix in (model.value.weight, model.user_cross.weight, *model.attended_cross):
+            for matrix in (model.value.weight, model.user_cross.weight, *model.attended_cross, *model.taste_cross):
                 matrix.copy_(eye)
+            model.type_sign.fill_(1.0)
+            model.type_sign[IMPRESSION_CODE] = _SHOWN_SIGN
+            for name in ITEM_TABLES:
+                model.get_parameter(name).mul_(_ITEM_STD / _TABLE_STD)
             model.key.weight.copy_(eye.repeat(config.heads, 1))
         return model
 
@@ -161,17 +186,22 @@ class FoundationModel(nn.Module):
         there = batch.valid.to(torch.float32)  # [R, H]
         ages = age_features(batch.hours)  # [R, H, ages]
         rows = self.items(batch.items)  # [R, H, w]
-        typed = torch.cat((rows + self.type_table[batch.types], ages), 2)  # [R, H, w + ages]
+        kinds = self.type_table[batch.types]  # [R, H, w]
+        typed = torch.cat((rows + kinds, ages), 2)  # [R, H, w + ages]
+        signed = rows * self.type_sign[batch.types] + kinds
         gate = self.gate(typed).sigmoid() * there[:, :, None]
-        values = self.value(rows + self.type_table[batch.types] + self.age(ages)) * there[:, :, None]  # [R, H, w]
+        values = self.value(signed + self.age(ages)) * there[:, :, None]  # [R, H, w]
         user = (gate * values).sum(1) / (1.0 + gate.sum(1))  # [R, w]
+        spans = self.taste_gate(torch.cat((kinds, ages), 2)).sigmoid() * there[:, :, None]  # [R, H, tastes]
+        tastes = torch.einsum("rht,rhw->rtw", spans, signed) / (_TASTE_PRIOR + spans.sum(1))[:, :, None]
+        tastes = torch.einsum("rtw,twv->rtv", tastes, self.taste_cross)
         r, h, w = rows.shape
         keys = self.key(rows).view(r, h, self.config.heads, w).transpose(1, 2)  # [R, heads, H, w]
         bias = self.key_bias(typed).transpose(1, 2)  # [R, heads, H]
         bias = torch.where(batch.valid[:, None, :], bias, torch.full_like(bias, _EMPTY))
         newest = torch.where(batch.valid, batch.hours, torch.full_like(batch.hours, 720.0)).amin(1)
         size = torch.stack((there.sum(1).log1p() / 4.0, newest.log1p() / 4.0), 1)  # [R, 2]
-        return HistoryState(keys, bias, values, user, size)
+        return HistoryState(keys, bias, values, user, tastes, size)
 
     def pairs(self, state: HistoryState, batch: ItemBatch) -> Tensor:
         """[R, P, D]: items [R, P] against their own history."""
@@ -183,6 +213,7 @@ class FoundationModel(nn.Module):
         attended = torch.einsum("raph,rhw->rapw", weights, state.values) / total[..., None]  # [R, heads, P, w]
         met = torch.einsum("rapw,awv->rapv", attended, self.attended_cross) * items[:, None]
         user = (self.user_cross(state.user)[:, None] * items).expand(r, p, w)
+        tastes = state.tastes[:, None] * items[:, :, None]  # [R, P, tastes, w]
         parts = [
             items,
             user,
@@ -192,6 +223,8 @@ class FoundationModel(nn.Module):
             total.log().transpose(1, 2),
             met.sum(3).transpose(1, 2),
             user.sum(2, keepdim=True),
+            tastes.flatten(2),
+            tastes.sum(3),
             state.size[:, None].expand(r, p, 2),
             self.target_item_table[batch.bucket % self.config.item_buckets],
         ]

@@ -189,13 +189,18 @@ class Ranker:
         for name, value in Ranker.untrained(config, 0).state().items():
             if value.shape != state[name].shape:
                 state[name] = np.pad(state[name], ((0, 0), (0, value.shape[1] - state[name].shape[1])))
-        half, rest = config.head_hidden, config.hidden
+        return Ranker(config, state).one_headed()
+
+    def one_headed(self) -> Ranker:
+        """The same ranker with the head for exact hits replaced by the head for the rest."""
+        state = {name: value.copy() for name, value in self.state().items()}
+        half, rest = self.config.head_hidden, self.config.hidden
         for name in ("second.weight", "second.bias"):
             state[name][half:] = state[name][:half]
         state["heads"][1] = state["heads"][0]
         for name in ("pair.weight", "pair.bias", "request.weight"):
             state[name][rest + 1] = state[name][rest]
-        return Ranker(config, state)
+        return Ranker(self.config, state)
 
     def state(self) -> State:
         """The tensors that a bundle stores."""

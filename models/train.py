@@ -21,7 +21,7 @@ from models.encoders import ROWS_MAX, autoencoder, principal, random_projection
 from models.evaluate import Metrics, evaluate
 from models.features import F32, I64, Features, Vectors, no_vectors, pair_starts, take_requests
 from models.fit import Progress, Schedule, TrainReport, epoch_batches, fit, split_tail
-from models.foundation import FmConfig, FoundationModel
+from models.foundation import ITEM_TABLES, FmConfig, FoundationModel
 from models.ranker import Ranker, RankerConfig, RankerNet
 from models.rows import DAY_MS, FmRows, Groups
 from models.seeded import State, generator, initialise, load_state, state_of
@@ -33,22 +33,30 @@ _VECTOR_GROUPS = 256  # of one pass of foundation_outputs
 
 @dataclass(frozen=True, slots=True)
 class FmTraining:
-    """`stale_share` of the histories lose their rows newer than a random age up to `stale_ms_max`: a vector is read hours later."""
+    """`stale_share` of the histories lose their rows newer than a random age up to `stale_ms_max`: a vector is read hours later.
 
-    schedule: Schedule = field(default_factory=lambda: Schedule(epochs=3, batch=256, rate=5e-3, patience=3))
-    stale_share: float = 0.5
+    `anchored`: only what the model knows of single items learns (`ITEM_TABLES`). The maps from there to the shared layer, and the
+    heads that read it, stay as they are, so that new vectors mean what the old ones meant.
+    """
+
+    schedule: Schedule = field(default_factory=lambda: Schedule(epochs=4, batch=256, rate=5e-3, patience=8))
+    stale_share: float = 0.2
     stale_ms_max: int = 4 * 3_600_000
     device: str = "cpu"
+    anchored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RankerTraining:
     """`vector_dropout`: share of the vectors of each slot taken as missing. `teacher_weight`: share of the loss that a teacher's
-    probabilities take (distillation)."""
+    probabilities take (distillation). `heads` 1: pairs with an exact vector are learned and scored as all others."""
 
-    schedule: Schedule = field(default_factory=lambda: Schedule(epochs=3, batch=2048, rate=3e-3))
+    schedule: Schedule = field(
+        default_factory=lambda: Schedule(epochs=3, batch=512, rate=2e-3, table_decay=15.0, patience=4)
+    )
     vector_dropout: float = 0.1
     teacher_weight: float = 0.5
+    heads: int = 2
 
 
 def train_foundation(
@@ -65,6 +73,8 @@ def train_foundation(
     model = FoundationModel.untrained(config, seed)
     if init is not None:
         load_state(model, init.state(), "foundation model")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in ITEM_TABLES or not training.anchored)
     model.to(training.device)
     trained, starts = split_tail(len(rows.ts), training.schedule.tail), rows.starts
     if init is None and starts[trained]:
@@ -96,9 +106,20 @@ def train_foundation(
     return model.eval().requires_grad_(False), report
 
 
-def foundation_outputs(model: FoundationModel, rows: FmRows, device: str = "cpu") -> tuple[F32, F64]:
-    """Vectors float32 [n, D] and probabilities float64 [n, tasks] of every pair, from fresh histories."""
-    return _fm_outputs(model, rows, Groups.of(rows.starts, 0, len(rows.ts)), device)
+def foundation_outputs(
+    model: FoundationModel,
+    rows: FmRows,
+    device: str = "cpu",
+    age_ms: I64 | None = None,
+    chosen: npt.NDArray[np.bool_] | None = None,
+) -> tuple[F32, F64]:
+    """Vectors float32 [n, D] and probabilities float64 [n, tasks] of every pair, from histories as they were `age_ms` int64 [r]
+    before the request (None: fresh). `chosen` bool [r]: requests to compute; the pairs of the others are zeros."""
+    groups = Groups.of(rows.starts, 0, len(rows.ts))
+    if chosen is not None:
+        mine = chosen[groups.request]
+        groups = Groups(groups.request[mine], groups.start[mine], groups.count[mine])
+    return _fm_outputs(model, rows, groups, device, age_ms)
 
 
 def fit_compressor(
@@ -160,8 +181,12 @@ def train_ranker(
     tail, tail_vectors, _ = take_requests(features, vectors, np.arange(trained, requests), starts)
     loss = _ranker_loss(net, features, vectors, labels, teacher, starts, training)
 
+    def made() -> Ranker:
+        ranker = Ranker(config, state_of(net))
+        return ranker.one_headed() if training.heads == 1 else ranker
+
     def validate() -> Metrics:
-        return evaluate(Ranker(config, state_of(net)).score_many(tail, tail_vectors), labels[edge:])
+        return evaluate(made().score_many(tail, tail_vectors), labels[edge:])
 
     report = fit(
         net,
@@ -173,7 +198,7 @@ def train_ranker(
         edge,
         progress,
     )
-    return Ranker(config, state_of(net)), report
+    return made(), report
 
 
 def _ranker_loss(
@@ -190,7 +215,8 @@ def _ranker_loss(
     def loss(chosen: I64, source: np.random.Generator) -> Tensor:
         batch, had, pairs = take_requests(features, vectors, chosen, starts)
         had = drop_vectors(had, training.vector_dropout, source)
-        logits = net(batch, had).gather(1, torch.from_numpy((had.exact_age_ms >= 0).astype(np.int64))[:, None])[:, 0]
+        head = torch.from_numpy((had.exact_age_ms >= 0).astype(np.int64)) * (training.heads - 1)
+        logits = net(batch, had).gather(1, head[:, None])[:, 0]
         wanted = torch.from_numpy(labels[pairs].astype(np.float32))
         known = ~wanted.isnan()
         total = (1.0 - weight) * bce_with_logits(logits[known], wanted[known])
@@ -254,13 +280,15 @@ def _fm_logits(
     return real, model.tasks(real, hours[:, None].expand(there.shape)[mask], context), pairs[there]
 
 
-def _fm_outputs(model: FoundationModel, rows: FmRows, groups: Groups, device: str) -> tuple[F32, F64]:
+def _fm_outputs(
+    model: FoundationModel, rows: FmRows, groups: Groups, device: str, age_ms: I64 | None = None
+) -> tuple[F32, F64]:
     n = len(rows.request)
     vectors, chances = np.zeros((n, model.config.dims), np.float32), np.zeros((n, len(model.config.tasks)))
-    fresh = np.zeros(_VECTOR_GROUPS, np.int64)
+    ages = np.zeros(len(rows.ts), np.int64) if age_ms is None else age_ms
     with torch.inference_mode():
         for low in range(0, len(groups.request), _VECTOR_GROUPS):
             chosen = np.arange(low, min(low + _VECTOR_GROUPS, len(groups.request)))
-            made, logits, pairs = _fm_logits(model, rows, groups, chosen, fresh[: len(chosen)], device)
+            made, logits, pairs = _fm_logits(model, rows, groups, chosen, ages[groups.request[chosen]], device)
             vectors[pairs], chances[pairs] = made.cpu().numpy(), logits.double().sigmoid().cpu().numpy()
     return vectors, chances

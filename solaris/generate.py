@@ -79,6 +79,7 @@ def check(config: GenerateConfig) -> None:
         "return_24h": 0 <= config.return_24h <= 1,
         "gap_hours": config.gap_hours > 0,
         "away_hours": config.away_hours >= 0,
+        "taste": config.taste >= 0,
         "item_life_days": config.item_life_days > 0,
         "categories": config.categories >= 1,
         "content_dimensions": 1 <= config.content_dimensions <= 256,

@@ -5,9 +5,9 @@ could not have written at that time.
 
     [first, warm)    replay without an FM: rows for the FM, for the first ranker, for the catalogue of priors
     at `warm`        train the FM, fit the compressor (which fixes the embedding space), train a first ranker without vectors
-    [warm, until)    replay of the whole path, vectors with the ages that serving would see. With `refresh_ms`, the FM learns
-                     each such span once it is over (prequential: vectors are written before their span is learned). Off by
-                     default: the shared layer drifts, and a ranker trained on all versions misreads the last (docs/log.md)
+    [warm, until)    replay of the whole path, vectors with the ages that serving would see. The FM learns each `refresh_ms` once
+                     it is over (prequential: vectors are written before their span is learned), in the same embedding space:
+                     only what it knows of single items moves
     at `until`       train the ranker on the rows of [warm, until), and beside it the base ranker on the same rows without vectors
 """
 
@@ -20,14 +20,14 @@ from itertools import takewhile
 import numpy as np
 
 from models.bundle import Bundle
-from models.compressor import Compressor, CompressorConfig
-from models.engine import Engine
+from models.compressor import CompressorConfig
 from models.evaluate import Metrics, evaluate
-from models.features import DENSE, F32, Features, Vectors, pair_starts, take_requests
-from models.fit import Schedule
-from models.foundation import FmConfig, FoundationModel
+from models.features import DENSE, F32, Features, Vectors, take_requests
+from models.fit import Schedule, split_tail
+from models.foundation import FmConfig
 from models.priors import Priors
 from models.ranker import Ranker, RankerConfig
+from models.rows import FmRows
 from models.train import (
     FmTraining,
     RankerTraining,
@@ -39,6 +39,7 @@ from models.train import (
 from schemas.errors import BadRecord, SolarisError, UsageError
 from schemas.inference import Embeddings, FmRequest
 from schemas.log import Log
+from solaris.refreshed import REFRESH, Refreshed
 from streams.feed import Feed
 from streams.items import ItemIndex
 from streams.pipeline import FmModel, Pipeline, PipelineCounts
@@ -54,8 +55,8 @@ DAY_MS = 24 * 3_600_000
 REQUESTS_MIN = 40
 """Fewer requests than this in either part train nothing worth a name."""
 SPACE_SEED_ROWS = 20_000
-FM_SCHEDULE = Schedule(epochs=3, batch=256, rate=5e-3, patience=3)
-"""Small steps: on 105,000 generated pairs the held-out log loss is .4034, against .4060 with batches of 1,024 at 2e-3."""
+FM_SCHEDULE = Schedule(epochs=4, batch=256, rate=5e-3, patience=8)
+"""It is steps that the FM lacks first: of 157,000 generated pairs, 554 steps give .3833 later on, 2,216 give .3747 (docs/log.md)."""
 
 Say = Callable[[str], None]
 
@@ -74,7 +75,7 @@ class TrainConfig:
     device: str = "cpu"
     d: int = 16
     slice_ms: int = 30_000
-    refresh_ms: int = 0
+    refresh_ms: int = DAY_MS
     fm: FmModel = field(default_factory=FmModel)
     serve: ServeConfig = field(default_factory=ServeConfig)
     predict: PredictConfig = field(default_factory=PredictConfig)
@@ -104,6 +105,28 @@ class TrainReport:
         return {name: round(value, 6) for name, value in figures.items() if np.isfinite(value)}
 
 
+@dataclass(frozen=True)
+class Replayed:
+    """r requests with n pairs as the replay saw them; `warm` of the requests came before the first vector. `labels` float32
+    [n, tasks]; `counts` are of the rest; `base` is the ranker of the warm part, without vectors; `error` the compressor's."""
+
+    features: Features
+    vectors: Vectors
+    labels: F32
+    rows: FmRows
+    warm: int
+    fm: Refreshed
+    base: Ranker
+    priors: Priors
+    counts: PipelineCounts
+    error: float
+
+    def requests(self, first: int, last: int) -> tuple[Features, Vectors, F32]:
+        """Features, vectors and labels of the requests [first, last)."""
+        taken, had, pairs = take_requests(self.features, self.vectors, np.arange(first, last), self.rows.starts)
+        return taken, had, self.labels[pairs]
+
+
 class Trainer:
     """One training run; `say` is told of each step. `run` is the whole story, the methods below it its steps in order."""
 
@@ -121,10 +144,14 @@ class Trainer:
         self.warm_ts = self._times[int(len(self._times) * config.warm_share)]
         self._tasks = ("positive", "second") if next(iter(log.requests())).labels2 is not None else ("positive",)
         self._recorder = Recorder()
-        self._collector = Collector(self.index, self._recorder, config.serve.history_rows_max, len(self._tasks))
+        self._collector = Collector(self.index, self._recorder, len(self._tasks))
 
     def run(self) -> tuple[Bundle, TrainReport]:
         """Train everything. Raises `SolarisError` where the FM is no better than the ranker: there is nothing to carry over."""
+        return self._finish(self.replay())
+
+    def replay(self) -> Replayed:
+        """The log up to `until_ts` through the whole path: the rows that serving would have seen, the FM that wrote vectors."""
         pipeline, speculate = self._wired()
         feed = Feed(1, self._config.slice_ms)
         slices = feed.slices(self._log.events(), self._log.requests())
@@ -136,24 +163,26 @@ class Trainer:
                 ahead = piece
                 break
             pipeline.step(piece)
-        warm_rows = len(self._collector)
-        foundation, compressor, error = self._foundation()
+        warm, seen = len(self._collector), len(self._collector)
+        fm, error = self._foundation()
         base = self._first_ranker()
         self._recorder.ranker = base
         speculate = self._speculate(speculate.store, speculate.priors())
         pipeline.speculates, pipeline.answer_from = [speculate], 0
-        fm = _Refreshed(self, foundation, compressor)
         pipeline.embed = fm.embed
         before = replace(pipeline.counts, tiers=dict(pipeline.counts.tiers))
         self._say("replaying the rest with vectors")
-        due = self.warm_ts + self._config.refresh_ms if self._config.refresh_ms else self._config.until_ts
+        due = self.warm_ts + (self._config.refresh_ms or 2**62)
         while ahead is not None and ahead.first_ts < self._config.until_ts:
             if ahead.first_ts >= due:
-                fm.refresh()
+                if len(self._collector) - seen >= REQUESTS_MIN:
+                    fm.refresh(self._collector.fm_rows(seen))
+                    seen = len(self._collector)
                 due += self._config.refresh_ms
             pipeline.step(ahead)
             ahead = next(slices, None)
-        return self._finish(pipeline, before, speculate, fm, base, warm_rows, error)
+        rows, columns = self._collector.fm_rows(), self._collector.columns()
+        return Replayed(*columns, rows, warm, fm, base, speculate.priors(), _since(pipeline.counts, before), error)
 
     def _wired(self) -> tuple[Pipeline, Speculate]:
         config = self._config
@@ -175,22 +204,21 @@ class Trainer:
         )  # fmt: skip
         return Speculate(0, self._recorder, priors, 0, spec, store, self.index, 1)
 
-    def _foundation(self) -> tuple[FoundationModel, Compressor, float]:
-        """The FM of the warm part, and the compressor that fixes the embedding space."""
-        rows = self._collector.fm_rows()
+    def _foundation(self) -> tuple[Refreshed, float]:
+        """The FM of the warm part with the compressor that fixes the embedding space, and that compressor's error."""
+        rows, config = self._collector.fm_rows(), self._config
         self._say(f"training the FM on {len(rows.request):,} pairs of {len(rows.ts):,} requests")
         shape = FmConfig(
             tasks=self._tasks, item_buckets=self._buckets(), content_dims=self._content, context_dims=len(DENSE),
-            history_rows=self._config.serve.history_rows_max,
+            history_rows=config.serve.history_rows_max + config.serve.shown_rows_max,
         )  # fmt: skip
-        training = FmTraining(FM_SCHEDULE, stale_ms_max=max(1, self._config.serve.ttl_ms), device=self._config.device)
-        model, report = train_foundation(rows, shape, self._config.seed, training)
+        training = FmTraining(FM_SCHEDULE, stale_ms_max=max(1, config.serve.ttl_ms), device=config.device)
+        model, report = train_foundation(rows, shape, config.seed, training)
         self._say(f"the FM's log loss on its newest tenth: {report.validation.bce:.4f}")
-        outputs, _ = foundation_outputs(model, rows, self._config.device)
-        compressor, figures = fit_compressor(
-            outputs[-SPACE_SEED_ROWS:], CompressorConfig(dims=shape.dims, d=self._config.d)
-        )
-        return model, compressor, figures["error"]
+        outputs, _ = foundation_outputs(model, rows, config.device)
+        compressor, figures = fit_compressor(outputs[-SPACE_SEED_ROWS:], CompressorConfig(dims=shape.dims, d=config.d))
+        daily = replace(training, schedule=REFRESH, anchored=True)
+        return Refreshed(model, compressor, self.index, daily, config.seed), figures["error"]
 
     def _first_ranker(self) -> Ranker:
         """A ranker without vectors: what the verifier asks during the replay, and where both later rankers start."""
@@ -200,31 +228,20 @@ class Trainer:
         self._say(f"the ranker without vectors on the same: {report.validation.bce:.4f}")
         return ranker
 
-    def _finish(
-        self,
-        pipeline: Pipeline,
-        before: PipelineCounts,
-        speculate: Speculate,
-        fm: _Refreshed,
-        base: Ranker,
-        warm: int,
-        error: float,
-    ) -> tuple[Bundle, TrainReport]:
-        features, vectors, labels = self._collector.columns()
-        requests = len(features.user_bucket)
-        if requests - warm < REQUESTS_MIN:
+    def _finish(self, made: Replayed) -> tuple[Bundle, TrainReport]:
+        requests = len(made.features.user_bucket)
+        if requests - made.warm < REQUESTS_MIN:
             raise UsageError(
-                f"only {requests - warm} requests are left after the warm part; lower warm_share or give more days"
+                f"only {requests - made.warm} requests are left after the warm part; lower warm_share or give more days"
             )
-        self._say(f"training the ranker on {requests - warm:,} requests with their vectors, and all before without")
-        late, late_vectors, late_labels = _tail(features, vectors, labels[:, 0], warm)
-        init = base.widened()
-        ranker, _ = train_ranker(
-            late, late_vectors, late_labels, init.config, self._config.seed, RankerTraining(), init
+        self._say(f"training the ranker on {requests - made.warm:,} requests with their vectors")
+        late, had, labels = made.requests(made.warm, requests)
+        init = made.base.widened()
+        ranker, _ = train_ranker(late, had, labels[:, 0], init.config, self._config.seed, RankerTraining(), init)
+        plain, _ = train_ranker(
+            late, None, labels[:, 0], made.base.config, self._config.seed, RankerTraining(), made.base
         )
-        plain, _ = train_ranker(late, None, late_labels, base.config, self._config.seed, RankerTraining(), base)
-        held = warm + int((requests - warm) * (1 - Schedule().tail))
-        report = self._judge(features, vectors, labels, held, ranker, plain, fm, _since(pipeline.counts, before), error)
+        report = self._judge(made, made.warm + split_tail(requests - made.warm, Schedule().tail), ranker, plain)
         if report.fm.bce >= report.base.bce and not self._config.allow_no_gain:
             raise SolarisError(
                 f"the FM (log loss {report.fm.bce:.4f}) is no better than the ranker without it ({report.base.bce:.4f}) on "
@@ -232,24 +249,21 @@ class Trainer:
                 "(for a trial of the pipes) --allow-no-gain"
             )
         parts = {
-            "ranker": ranker, "base": plain, "foundation": fm.model, "compressor": fm.compressor, "priors": speculate.priors(),
+            "ranker": ranker, "base": plain, "foundation": made.fm.model, "compressor": made.fm.compressor, "priors": made.priors,
         }  # fmt: skip
         window = {"from_ms": self._log.manifest.first_ts, "to_ms": self._times[-1]}
         return Bundle.build(parts, training=window, metrics=report.metrics()), report
 
-    def _judge(
-        self, features: Features, vectors: Vectors, labels: F32, held: int, ranker: Ranker, plain: Ranker, fm: _Refreshed,
-        counts: PipelineCounts, error: float,
-    ) -> TrainReport:  # fmt: skip
+    def _judge(self, made: Replayed, held: int, ranker: Ranker, plain: Ranker) -> TrainReport:
         """All three on the newest requests, which stopped the training and were not trained on; the FM as it was before them."""
-        tail, had, wanted = _tail(features, vectors, labels[:, 0], held)
-        rows = self._collector.fm_rows(held)
-        before = fm.before(int(rows.ts[0]))
-        _, chances = foundation_outputs(before, rows, self._config.device)
+        tail, had, labels = made.requests(held, len(made.rows.ts))
+        wanted, rows = labels[:, 0], self._collector.fm_rows(held)
+        chances = made.fm.outputs(rows)[1][:, 0]
+        counts = made.counts
         return TrainReport(
-            len(self._collector), len(features.request), counts.coverage(), counts.fm_pairs / max(1, counts.ranked_pairs),
+            len(made.rows.ts), len(made.features.request), counts.coverage(), counts.fm_pairs / max(1, counts.ranked_pairs),
             evaluate(plain.score_many(tail, None), wanted), evaluate(ranker.score_many(tail, had), wanted),
-            evaluate(chances[:, 0], wanted), error,
+            evaluate(chances, wanted), made.error,
         )  # fmt: skip
 
     def _ranker_config(self) -> RankerConfig:
@@ -258,60 +272,6 @@ class Trainer:
     def _buckets(self) -> int:
         """A table of about eight rows an item, a power of two."""
         return 1 << min(17, max(12, int(np.ceil(np.log2(8 * max(1, len(self.index)))))))
-
-
-class _Refreshed:
-    """The FM of the replay: the same embedding space all along, refreshed on each day once that day is over."""
-
-    def __init__(self, trainer: Trainer, model: FoundationModel, compressor: Compressor) -> None:
-        self._trainer, self.model, self.compressor = trainer, model, compressor
-        self._seen = len(trainer._collector)
-        self._history: list[tuple[int, FoundationModel]] = [(0, model)]
-        self._engine = self._made()
-
-    def embed(self, requests: Sequence[FmRequest], offsets: Sequence[int]) -> list[Embeddings | BadRecord]:
-        """Embed with the FM as it is now."""
-        return self._engine.embed(requests, offsets)
-
-    def refresh(self) -> None:
-        """Learn what has happened since the last time, from the present weights."""
-        rows = self._trainer._collector.fm_rows(self._seen)
-        config = self._trainer._config
-        if len(rows.ts) < REQUESTS_MIN:
-            return
-        schedule = Schedule(epochs=1, rate=1e-3, tail=0.0)
-        training = FmTraining(schedule=schedule, stale_ms_max=max(1, config.serve.ttl_ms), device=config.device)
-        self.model, _ = train_foundation(rows, self.model.config, config.seed, training, self.model)
-        self._seen = len(self._trainer._collector)
-        self._history.append((int(rows.ts[-1]) + 1, self.model))
-        self._engine = self._made()
-
-    def before(self, ts: int) -> FoundationModel:
-        """The newest FM that has learned nothing at or after `ts`."""
-        return next(model for since, model in reversed(self._history) if since <= ts)
-
-    def _made(self) -> Engine:
-        bundle = Bundle.build({"foundation": self.model, "compressor": self.compressor}, name=_REPLAY_SPACE)
-        return _AnySpace(bundle, self._trainer.index, self._trainer._config.device)
-
-
-_REPLAY_SPACE = "replay"
-
-
-class _AnySpace(Engine):
-    """An engine for the replay's space 0, which has no name yet."""
-
-    def __init__(self, bundle: Bundle, items: ItemIndex, device: str) -> None:
-        super().__init__(bundle, items, device)
-        self.space = 0
-
-
-def _tail(features: Features, vectors: Vectors, labels: F32, first: int) -> tuple[Features, Vectors, F32]:
-    """The requests from number `first` on."""
-    taken, had, pairs = take_requests(
-        features, vectors, np.arange(first, len(features.user_bucket)), pair_starts(features)
-    )
-    return taken, had, labels[pairs]
 
 
 def _since(counts: PipelineCounts, before: PipelineCounts) -> PipelineCounts:

@@ -39,11 +39,11 @@ class GenerateConfig:
     return_24h: float = 0.85
     gap_hours: float = 6.7  # scale of the gap between two sessions of one day
     away_hours: float = 75.0  # mean of what comes on top of 24 h when a user stays away
-    item_life_days: float = 10.0
+    item_life_days: float = 20.0
     categories: int = 24
     content_dimensions: int = 8
     content_noise: float = 0.6
-    taste: float = 0.42  # logits per unit of user · item
+    taste: float = 0.6  # logits per unit of user · item
     fatigue: float = 0.55  # logits lost per log2 of recent exposure
     policy_noise: float = 0.8
     policy_temperature: float = 0.68

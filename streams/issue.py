@@ -25,6 +25,7 @@ from streams.ledger import Ledger
 from streams.outcomes import Outcomes
 from streams.pairs import U64
 from streams.predict import Predictor
+from streams.snapshot import snapshot
 from streams.sources import F64, I32, I64
 from streams.state.store import Transaction
 from streams.verify import Verifier
@@ -159,7 +160,7 @@ class Issuer:
         for owner, start, end in zip(
             owners.tolist(), starts.tolist(), [*starts.tolist()[1:], len(bought)], strict=True
         ):
-            part, history = bought[start:end], at.histories[owner]
+            part, history = bought[start:end], snapshot(at.histories[owner], at.shown[owner])
             requests.append(
                 FmRequest(
                     at.names[owner], self.space, moment.now, deadline_ms, moment.events_offset, moment.results_offset,

@@ -17,9 +17,9 @@ from models.rows import FmRows
 from schemas.errors import UsageError
 from schemas.log import LoggedRequest
 from schemas.ranking import CheckedRequest
-from streams.history import History
 from streams.items import ItemIndex
 from streams.serve import Serve
+from streams.snapshot import snapshot
 
 F64 = npt.NDArray[np.float64]
 
@@ -56,9 +56,8 @@ class Recorder:
 class Collector:
     """Collects the rows of one partition's requests; `tasks` is 1 or 2 (with the log's second label)."""
 
-    def __init__(self, index: ItemIndex, recorder: Recorder, history_rows: int, tasks: int) -> None:
-        self._index, self._recorder, self._rows, self._tasks = index, recorder, history_rows, tasks
-        self._history = History("history", history_rows, impressions=False)
+    def __init__(self, index: ItemIndex, recorder: Recorder, tasks: int) -> None:
+        self._index, self._recorder, self._tasks = index, recorder, tasks
         self._ts: list[int] = []
         self._past: list[tuple[I32, npt.NDArray[np.uint8], I64]] = []
         self._items: list[I32] = []
@@ -70,9 +69,10 @@ class Collector:
     def before(self, serve: Serve, requests: Sequence[CheckedRequest], logged: Sequence[LoggedRequest]) -> None:
         """Take histories and outcomes of requests that are about to be ranked."""
         chosen = [(asked, line) for asked, line in zip(requests, logged, strict=True) if asked.candidates]
-        for (asked, line), past in zip(
-            chosen, self._history.read(serve.store, [asked.user for asked, _ in chosen]), strict=True
-        ):
+        users, tables = [asked.user for asked, _ in chosen], serve.tables
+        both = zip(tables.history.read(serve.store, users), tables.shown.read(serve.store, users), strict=True)
+        for (asked, line), (history, shown) in zip(chosen, both, strict=True):
+            past = snapshot(history, shown)
             now = max(asked.ts, serve.clock.now)
             self._ts.append(now)
             self._past.append((self._index.intern(past.items), past.types, np.maximum(now - past.ts, 0)))
@@ -94,7 +94,7 @@ class Collector:
         """The requests [first, last) as the FM's rows."""
         chosen = slice(first, last)
         past, items = self._past[chosen], self._items[chosen]
-        shape = (len(past), self._rows)
+        shape = (len(past), max([len(rows) for rows, _, _ in past], default=0))
         item, types, ages = np.full(shape, -1, np.int32), np.zeros(shape, np.uint8), np.zeros(shape, np.int64)
         for row, (rows, kinds, age) in enumerate(past):
             item[row, : len(rows)], types[row, : len(rows)], ages[row, : len(rows)] = rows, kinds, age

@@ -34,6 +34,9 @@ def generate(
     content_noise: Annotated[
         float, typer.Option(help="Noise on the observed content; more makes history worth more.")
     ] = _DEFAULT.content_noise,
+    taste: Annotated[
+        float, typer.Option(help="Logits per unit of user · item; more makes a user's state worth knowing.")
+    ] = _DEFAULT.taste,
     policy_temperature: Annotated[
         float, typer.Option(help="Chance in what is shown; less makes requests easier to foresee.")
     ] = _DEFAULT.policy_temperature,
@@ -60,6 +63,7 @@ def generate(
         item_life_days=item_life_days,
         categories=categories,
         content_noise=content_noise,
+        taste=taste,
         policy_temperature=policy_temperature,
     )
     with bar("generating") as progress:

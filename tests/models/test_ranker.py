@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from models.features import Features, Vectors, no_vectors, pair_starts, take_requests
 from models.ranker import Ranker, RankerConfig
@@ -142,3 +143,14 @@ def test_a_widened_ranker_scores_like_the_one_without_vectors(data: tuple[Featur
     wide = base.widened()
     assert wide.config.vectors
     np.testing.assert_allclose(wide.score(features, vectors), base.score(features), atol=1e-6)
+
+
+def test_one_head_scores_a_hit_like_any_other_pair(ranker: Ranker, data: tuple[Features, Vectors]) -> None:
+    features, vectors = data
+    with torch.inference_mode():
+        first = ranker.one_headed()._net(features, vectors).numpy()
+    np.testing.assert_allclose(first[:, 0], first[:, 1], atol=1e-6)
+    hits = vectors.exact_age_ms >= 0
+    np.testing.assert_array_equal(
+        ranker.one_headed().score(features, vectors)[~hits], ranker.score(features, vectors)[~hits]
+    )

@@ -13,7 +13,7 @@ from models.compressor import CompressorConfig
 from models.evaluate import auc, evaluate
 from models.features import Features, Vectors, no_vectors, take_requests
 from models.fit import Schedule, epoch_batches, split_tail
-from models.foundation import FmConfig, FoundationModel
+from models.foundation import ITEM_TABLES, FmConfig, FoundationModel
 from models.ranker import Ranker, RankerConfig
 from models.rows import FmRows, Groups
 from models.train import (
@@ -226,3 +226,42 @@ def test_metrics_against_a_count_by_hand() -> None:
     assert base.ece < 0.3
     assert evaluate([0.1, 0.9, 0.5], [0, 1, np.nan]).bce == pytest.approx(-np.log(0.9))
     assert evaluate([], []).rows == 0
+
+
+def test_an_anchored_refresh_learns_items_and_moves_nothing_else() -> None:
+    rows, _ = tiny_world(8, users=40)
+    old = FoundationModel.untrained(FM, 7)
+    new, _ = train_foundation(rows, FM, 1, FmTraining(Schedule(epochs=1, batch=256), anchored=True), init=old)
+    before, after = old.state(), new.state()
+    assert {name for name in before if not np.array_equal(before[name], after[name])} == set(ITEM_TABLES)
+
+
+def test_outputs_of_older_histories_are_those_of_rows_that_end_earlier() -> None:
+    rows, _ = tiny_world(9, users=20)
+    model = FoundationModel.untrained(FM, 1)
+    chosen = np.arange(len(rows.ts)) % 2 == 0
+    age = np.full(len(rows.ts), 10 * 3_600_000)
+    vectors, chances = foundation_outputs(model, rows, age_ms=age, chosen=chosen)
+    hidden = rows.history_age_ms < age[:, None]
+    earlier = replace(
+        rows,
+        history_item=np.where(hidden, -1, rows.history_item).astype(np.int32),
+        history_age_ms=np.maximum(rows.history_age_ms - age[:, None], 0),
+    )
+    mine = chosen[rows.request]
+    wanted = foundation_outputs(model, earlier)
+    np.testing.assert_allclose(vectors[mine], wanted[0][mine], atol=1e-5)
+    np.testing.assert_allclose(chances[mine], wanted[1][mine], atol=1e-5)
+    assert not vectors[~mine].any()
+    assert np.abs(vectors - foundation_outputs(model, rows)[0])[mine].max() > 1e-3  # age counts
+
+
+def test_one_head_is_trained_for_hits_and_misses_alike() -> None:
+    rows, features = tiny_world(10, users=20)
+    hit = np.random.default_rng(0).random(len(rows.item)) < 0.5
+    vectors = replace(no_vectors(len(rows.item), len(rows.ts), VM.d), exact_age_ms=np.where(hit, 0, -1))
+    short = RankerTraining(Schedule(epochs=1, batch=256), heads=1, vector_dropout=0.0)
+    one, _ = train_ranker(features, vectors, rows.labels[:, 0], VM, 1, short)
+    two, _ = train_ranker(features, vectors, rows.labels[:, 0], VM, 1, replace(short, heads=2))
+    assert one.state()["heads"][0].tolist() == one.state()["heads"][1].tolist()
+    assert two.state()["heads"][0].tolist() != two.state()["heads"][1].tolist()

@@ -140,8 +140,8 @@ def test_a_request_holds_the_history_after_the_batch_and_the_clock() -> None:
     made = one.events(events(("u", "i3", "view", 5), ("v", "i9", "impression", 7), first=2), 4)
     (request,) = made
     assert (request.user, request.as_of, request.space) == ("u", START_MS + 7 * MINUTE, SPACE)
-    assert request.history_items == ["i1", "i3"]
-    assert request.history_ts.tolist() == [START_MS, START_MS + 5 * MINUTE]
+    assert request.history_items == ["i1", "i2", "i3"]  # what was shown tells the FM as much as what was touched
+    assert request.history_ts.tolist() == [START_MS, START_MS + MINUTE, START_MS + 5 * MINUTE]
     assert (request.events_offset, request.results_offset) == (4, -1)
     assert decode_fm_request(encode_fm_request(request)).items == request.items
 
