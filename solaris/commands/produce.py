@@ -19,7 +19,8 @@ Sends the catalogue, then events and ranking requests in the order of their `ts`
 Says every five seconds how far it is.
 
 With --hold-back each of a user's requests waits until serve has folded what the user did before, and each event until the
-requests before it are answered. Serve says so by its commits, so workers with a small [transport] commit_ms, such as 50, make it faster.
+requests before it are answered. Serve says so by its commits, so workers with a small [transport] commit_ms, such as 50, make
+it faster.
 
 Examples:
 
