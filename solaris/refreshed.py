@@ -23,7 +23,7 @@ from schemas.inference import Embeddings, FmRequest
 from streams.items import ItemIndex
 
 REFRESH = Schedule(epochs=3, batch=256, rate=5e-3, tail=0.0)
-"""Of a day's rows, items alone: .3883 a week later, against .3900 with one epoch at 2e-3, .3890 with one epoch of everything at 1e-3
+"""Of a day's rows, items alone: .3883 a week later, against .3900 with one epoch at 2e-3, .3890 with one of everything at 1e-3
 (which leaves the space) and .3908 of a frozen FM (docs/log.md)."""
 
 
