@@ -174,10 +174,12 @@ def test_a_broker_that_stays_away_ends_the_worker_before_anything_is_committed(b
 
     with Broker.start(broker_dir) as broker, workers() as start:
         log = Log(broker.bootstrap)
-        worker = start(log.options(async_s=1.0, transport={"delivery_ms_max": 2_000, "barrier_ms_max": 3_000}))
+        worker = start(
+            log.options(async_s=1.0, say_batches=True, transport={"delivery_ms_max": 2_000, "barrier_ms_max": 3_000})
+        )
         until(lambda: worker.told("assigned"), what="an assignment")
         log.produce(40)
-        time.sleep(0.3)
+        until(lambda: worker.told("batch"), what="work that a broker which is away can't take")
         broker.pause()
         try:
             assert worker.ended(25) == 1
