@@ -10,10 +10,11 @@ import math
 import time
 import uuid
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from agents.kafka import ANSWER_S_MAX, KafkaConfig, answered, librdkafka_settings, passes
 from schemas.errors import FatalError
@@ -66,30 +67,41 @@ def _values(
     consumer: Consumer, topic: str, partition: int, first: int, end: int, bytes_max: float = math.inf
 ) -> list[bytes]:
     """Values of the records [first, end), of more than `bytes_max` the newest."""
-    if first >= end:
-        return []
-    consumer.assign([TopicPartition(topic, partition, first)])
     values: deque[bytes] = deque()
     size = 0
+    for message in records(consumer, topic, partition, first, end):
+        if (value := _bytes(message.value())) is not None:
+            values.append(value)
+            size += len(value)
+        while size > bytes_max:
+            size -= len(values.popleft())
+    return list(values)
+
+
+def records(consumer: Consumer, topic: str, partition: int, first: int, end: int) -> Iterator[Message]:
+    """The records [first, end) of a topic-partition. Raises `FatalError` where none comes for `TIMEOUT_S`."""
+    if first >= end:
+        return
+    consumer.assign([TopicPartition(topic, partition, first)])
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         for message in consumer.consume(ROWS, 0.1):
             error = message.error()
             if error is not None and not passes(error):
                 raise FatalError(f"reading back {topic}-{partition} failed: {error.str()}")
-            value = message.value() if error is None else None
-            if value is not None and (message.offset() or 0) < end:
-                values.append(value)
-                size += len(value)
-            while size > bytes_max:
-                size -= len(values.popleft())
+            if error is None and (message.offset() or 0) < end:
+                yield message
             deadline = time.monotonic() + TIMEOUT_S
         if consumer.position([TopicPartition(topic, partition)])[0].offset >= end:
-            return list(values)
+            return
         if time.monotonic() > deadline:
             raise FatalError(
                 f"reading back {topic}-{partition} came to no end within {TIMEOUT_S:g} s; check the broker"
             )
+
+
+def _bytes(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
 
 
 def _consumer(kafka: KafkaConfig) -> Consumer:

@@ -10,18 +10,17 @@ begins earlier. Where event time lags append time (an old log played live) that 
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
-from agents.kafka import ANSWER_S_MAX, KafkaConfig, answered, librdkafka_settings, passes
-from schemas.errors import BadRecord, FatalError
+from agents.kafka import ANSWER_S_MAX, KafkaConfig, answered, librdkafka_settings
+from agents.readback import records
+from schemas.errors import BadRecord
 from schemas.events import AHEAD_MS_MAX
 
 TAIL_ROWS = 200
-TAIL_S_MAX = 10.0
 
 
 def since(
@@ -44,7 +43,7 @@ def since(
         | {"group.id": f"since-{uuid.uuid4()}", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
     )
     try:
-        newest = _newest_ms(consumer, TopicPartition(topic, partition, max(begin, end - TAIL_ROWS)), end, event_ms)
+        newest = _newest_ms(records(consumer, topic, partition, max(begin, end - TAIL_ROWS), end), event_ms)
         if newest is None:
             return begin
         asked = [TopicPartition(topic, partition, max(0, newest - window_ms - AHEAD_MS_MAX))]
@@ -55,27 +54,15 @@ def since(
         consumer.close()
 
 
-def _newest_ms(
-    consumer: Consumer, start: TopicPartition, end: int, event_ms: Callable[[bytes | None], int]
-) -> int | None:
-    """The newest event time of the records from `start` to `end`."""
-    consumer.assign([start])
+def _newest_ms(tail: Iterable[Message], event_ms: Callable[[bytes | None], int]) -> int | None:
+    """The newest event time of these records."""
     newest: int | None = None
-    deadline = time.monotonic() + TAIL_S_MAX
-    while True:
-        for message in consumer.consume(TAIL_ROWS, 0.1):
-            error = message.error()
-            if error is not None and not passes(error):
-                raise FatalError(f"reading the end of {start.topic}-{start.partition} failed: {error.str()}")
-            if error is None and (message.offset() or 0) < end:
-                value = message.value()
-                try:
-                    ms = event_ms(value.encode() if isinstance(value, str) else value)
-                except BadRecord:
-                    continue
-                ms = min(ms, message.timestamp()[1] + AHEAD_MS_MAX)  # else one wrong record would hide those that count
-                newest = ms if newest is None else max(newest, ms)
-        if consumer.position([TopicPartition(start.topic, start.partition)])[0].offset >= end:
-            return newest
-        if time.monotonic() > deadline:
-            raise FatalError(f"the end of {start.topic}-{start.partition} was not read within {TAIL_S_MAX:g} s")
+    for message in tail:
+        value = message.value()
+        try:
+            ms = event_ms(value.encode() if isinstance(value, str) else value)
+        except BadRecord:
+            continue
+        ms = min(ms, message.timestamp()[1] + AHEAD_MS_MAX)  # else one wrong record would hide those that count
+        newest = ms if newest is None else max(newest, ms)
+    return newest

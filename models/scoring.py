@@ -49,7 +49,8 @@ class Scorer:
         self._heads = np.ascontiguousarray(w["heads"])  # [misses, hits]
 
     def score(self, features: Features, vectors: Vectors, starts: I64) -> F64:
-        """float64 [n] probabilities of requests whose pairs begin at `starts` (int64 [r + 1])."""
+        """float64 [n] probabilities of requests whose pairs begin at `starts` (int64 [r + 1]). ValueError for other shapes."""
+        self._check(features, vectors)
         out = np.empty(len(features.request), np.float64)
         edges = starts.tolist()
         for request, (begin, end) in enumerate(pairwise(edges)):
@@ -63,6 +64,16 @@ class Scorer:
                 high = min(low + ROWS, end)
                 out[low:high] = self._rows(features, vectors, low, high, history, bias, against, first)
         return out
+
+    def _check(self, features: Features, vectors: Vectors) -> None:
+        """Compiled loops look at no bounds, so what they are given must fit."""
+        config = self._config
+        found = (features.content.shape[1], features.dense.shape[1], vectors.exact.shape[1])
+        wanted = (config.content_dims or found[0], len(DENSE), config.d)
+        if found != wanted:
+            raise ValueError(
+                f"content, dense features and vectors have {found} numbers, the ranker reads {wanted}; all must be of one bundle"
+            )
 
     def _history(self, features: Features, vectors: Vectors, request: int) -> tuple[F32, F32, F32]:
         """One request's history rows [s, 2e], their attention bias [s], and its inputs to the first layer."""
@@ -82,11 +93,8 @@ class Scorer:
                 (vectors.neighbor[request], vectors.neighbor_age_ms[request]),
             ):
                 if age >= 0:
-                    inputs[at : at + d], inputs[at + d], inputs[at + d + 1] = (
-                        vector,
-                        1.0,
-                        np.log1p(age / layers.HOUR_MS),
-                    )
+                    inputs[at : at + d], inputs[at + d] = vector, 1.0
+                    inputs[at + d + 1] = np.log1p(age / layers.HOUR_MS)
                 at += d + 2
         return rows, bias, inputs
 

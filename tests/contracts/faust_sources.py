@@ -14,6 +14,7 @@ from faust.serializers.schemas import Schema
 from faust.tables.recovery import Recovery
 from faust.transport import conductor, consumer
 from faust.transport.drivers import aiokafka as driver
+from mode.threads import ServiceThread
 
 OVERRIDDEN: tuple[Any, ...] = (
     consumer.Consumer.getmany,
@@ -55,6 +56,8 @@ LEANED_ON: tuple[Any, ...] = (
     fetcher.Fetcher._create_fetch_waiter,
     fetcher.Fetcher._get_actions_per_node,  # _prefetch_backoff
     fetcher.Fetcher.seek_to,
+    ServiceThread.__init__,  # _close_thread_loop_on_stop
+    ServiceThread._start_thread,
     group_coordinator.GroupCoordinator._do_commit_offsets,
     group_coordinator.GroupCoordinator.ensure_coordinator_known,
     group_coordinator.CoordinatorGroupRebalance.perform_group_join,

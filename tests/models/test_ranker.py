@@ -110,6 +110,15 @@ def test_a_candidate_that_is_not_finite_spoils_itself_alone(ranker: Ranker, data
     assert np.delete(scores, 5).tobytes() == np.delete(before, 5).tobytes()
 
 
+def test_vectors_and_content_of_another_bundle_are_refused(ranker: Ranker, data: tuple[Features, Vectors]) -> None:
+    features, vectors = data
+    wide = no_vectors(len(features.request), len(features.user_bucket), ranker.config.d + 1)
+    with pytest.raises(ValueError, match="of one bundle"):
+        ranker.score(features, wide)
+    with pytest.raises(ValueError, match="of one bundle"):
+        ranker.score(replace(features, content=features.content[:, :-1].copy()), vectors)
+
+
 def test_the_base_ranker_reads_no_vector(data: tuple[Features, Vectors]) -> None:
     features, vectors = data
     base = Ranker.untrained(replace(CONFIG, vectors=False), seed=1)
